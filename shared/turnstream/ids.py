@@ -1,0 +1,84 @@
+"""Identifiers: what they look like, how they print and parse, how one is derived from another.
+
+Nothing here reads a clock or makes up randomness: `uuid7` is given both, everything else is derived.
+"""
+
+import hashlib
+import re
+import uuid
+
+import msgspec
+
+NAME = re.compile(r"[a-z0-9-]{1,32}")
+"""An account, an agent or a queue."""
+TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""A session or message id that a client gives."""
+VERSION = re.compile(r"[A-Za-z0-9_-]{1,32}")
+SESSION_MAX = 128
+"""Longest session id: a child's is derived from its parent's and is longer than what a client may give."""
+CHILD = "--"
+"""Separates a child session's id from its parent's; no client opens an id that holds it."""
+
+_NAMESPACE = uuid.UUID("6f0f5a52-0d3e-5a7b-9c55-7475726e7374")
+_SESSION = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_RUN = re.compile(r"([A-Za-z0-9_-]{1,128})\.([1-9][0-9]{0,14})")
+
+
+class SessionKey(msgspec.Struct, frozen=True, order=True):
+    """Names one session of one account; prints as `<account>/<session>`."""
+
+    account: str
+    session: str
+
+    def __str__(self) -> str:
+        return f"{self.account}/{self.session}"
+
+    def run(self, n: int) -> str:
+        return run_id(self.session, n)
+
+
+def run_id(session: str, n: int) -> str:
+    """`<session>.<n>`: a run can be located without an index."""
+    return f"{session}.{n}"
+
+
+def parse_run_id(text: str) -> tuple[str, int] | None:
+    """The session and number of a run id, or None if it is not one."""
+    match = _RUN.fullmatch(text)
+    return (match[1], int(match[2])) if match else None
+
+
+def is_name(text: str) -> bool:
+    return NAME.fullmatch(text) is not None
+
+
+def is_token(text: str) -> bool:
+    return TOKEN.fullmatch(text) is not None
+
+
+def is_session(text: str) -> bool:
+    """Whether a session of this id can exist (a client may open only those without `--`)."""
+    return _SESSION.fullmatch(text) is not None
+
+
+def may_open(text: str) -> bool:
+    """Whether a client may open a session of this id."""
+    return is_token(text) and CHILD not in text
+
+
+def derive(*parts: object) -> str:
+    """A UUIDv5 that belongs to its parts: the same parts always give the same id."""
+    return str(uuid.uuid5(_NAMESPACE, "\x1f".join(str(part) for part in parts)))
+
+
+def digest(data: bytes) -> str:
+    """128 bits of SHA-256 in hex: enough to tell one body or key from another."""
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def uuid7(millis: int, random: bytes) -> str:
+    """A UUIDv7 (RFC 9562) of this time in milliseconds and 10 random bytes."""
+    value = (millis & (1 << 48) - 1) << 80 | int.from_bytes(random[:10], "big")
+    value = value & ~(0xF << 76) | 7 << 76
+    value = value & ~(0x3 << 62) | 2 << 62
+    return str(uuid.UUID(int=value))

@@ -1,0 +1,74 @@
+"""The log of a session: append, read, listen. What every implementation promises, and how it fails.
+
+    LogError
+     ├─ Conflict      the session has moved: fold the tail and decide again
+     ├─ BrokenChain   an event does not follow the one before it
+     └─ Unavailable   the broker did not answer in time; whether an append was stored is not known
+
+The contract suite in `tests/contracts/` runs against every implementation.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from turnstream.ids import SessionKey
+from turnstream.session.decide import Decision
+from turnstream.session.events import Recorded
+
+
+class LogError(Exception):
+    """The log could not do what was asked."""
+
+
+class Conflict(LogError):
+    """The session has moved past `expected`; `last` is its last sequence where the broker says so."""
+
+    def __init__(self, key: SessionKey, expected: int, last: int | None = None) -> None:
+        super().__init__(f"{key}: expected sequence {expected}, found {last if last is not None else 'another'}")
+        self.key = key
+        self.expected = expected
+        self.last = last
+
+
+class BrokenChain(LogError):
+    """The event at `seq` names `previous` as the one before it, but the one before it is `found`."""
+
+    def __init__(self, key: SessionKey, seq: int, previous: int, found: int) -> None:
+        super().__init__(f"{key}: event {seq} follows {previous}, but the event before it is {found}")
+        self.key = key
+        self.seq = seq
+        self.previous = previous
+        self.found = found
+
+
+class Unavailable(LogError):
+    """The broker did not answer in time. Asking again with the same command id has at most one effect."""
+
+
+class Subscription(Protocol):
+    """Hints that a session has new events. It may lose some: whoever listens reads what is missing."""
+
+    async def close(self) -> None: ...
+
+
+class Log(Protocol):
+    async def append(self, key: SessionKey, decision: Decision, expected: int) -> int:
+        """Stores the event behind sequence `expected` (0: it is the session's first) and answers with its sequence.
+
+        Storing the same event again answers with the sequence that it has. Raises `Conflict` if another event is there,
+        `Unavailable` if the broker did not say in time.
+        """
+        ...
+
+    def read(self, key: SessionKey, after: int = 0, *, at_least: int = 0) -> AsyncIterator[list[Recorded]]:
+        """The events after this sequence, oldest first, in pages, up to the last one there is now.
+
+        `after` is the sequence of an event of this session, or 0. `at_least`: a sequence known to be stored; a replica that
+        lags is asked again until it has it. Raises `BrokenChain`, `Unavailable`.
+        """
+        ...
+
+    async def subscribe(self, key: SessionKey, on_event: Callable[[Recorded], None]) -> Subscription:
+        """Calls back for each event stored from now on, in order; some may be lost (a slow listener, a reconnect). After
+        this returns, whatever is stored is either called back or can be read."""
+        ...

@@ -1,0 +1,106 @@
+"""What may be asked of a session. Time, ids and randomness are inside the command: the core makes nothing up.
+
+`decide(command, session)` answers each with the event to store, None (the session says so already) or `Rejected`.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from turnstream.session.events import (
+    ModelReplied,
+    Opens,
+    Part,
+    PolicyData,
+    RunEnded,
+    RunReleased,
+    RunStarted,
+    Spec,
+    Title,
+    ToolReturned,
+    ToolStarted,
+)
+
+DEFAULT_AGENT = "default"
+"""Who answers where neither the message nor the session names an agent."""
+
+RunFact = ModelReplied | ToolStarted | ToolReturned | RunReleased | RunEnded
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks, and what makes a repeat recognisable. `id` is the event's id: it belongs to the command, not to the try.
+
+    `time` is the writer's estimate of the broker's clock, in milliseconds. `expected_seq` is the caller's guard: the
+    command is refused if the session's last sequence is another.
+    """
+
+    id: str
+    actor: str
+    time: int
+    idempotency_key: str | None = None
+    body_digest: str | None = None
+    expected_seq: int | None = None
+    cause: str | None = None
+    correlation: str | None = None
+    traceparent: str | None = None
+
+
+class _Command(msgspec.Struct, frozen=True, kw_only=True):
+    origin: Origin
+
+
+class OpenSession(_Command):
+    """Opens a session. One that is there stays as it is, but for the fields named in `given`."""
+
+    opens: Opens
+    given: frozenset[str] = frozenset()
+
+
+class UpdateSession(_Command):
+    """Changes whole values; None is "as before"."""
+
+    title: Title | None = None
+    agent: str | None = None
+    metadata: dict[str, object] | None = None
+    policy: PolicyData | None = None
+
+
+class PostMessage(_Command):
+    """Says something. `specs` are the runs that the known agents would carry out, by agent name; `agent` and `model`
+    override the session's for this turn; `policy` overrides the session's for this message. `opens` says how an unknown
+    session is opened; without it an unknown session is an error."""
+
+    message_id: str
+    author: str
+    kind: str = "message"
+    content: tuple[Part, ...]
+    specs: Mapping[str, Spec]
+    agent: str | None = None
+    model: str | None = None
+    policy: PolicyData = PolicyData()
+    opens: Opens | None = None
+
+
+class WithdrawMessage(_Command):
+    message_id: str
+
+
+class CancelRun(_Command):
+    run: int
+    reason: str = ""
+
+
+class StartRun(_Command):
+    """A drive starts an attempt. `gone` holds wake-ups that the drive looked for in `WORK` and did not find any more."""
+
+    started: RunStarted
+    gone: frozenset[int] = frozenset()
+
+
+class RecordFact(_Command):
+    """A drive reports what an attempt of its run did. A fact of an attempt that is not the current one is refused."""
+
+    fact: RunFact
+
+
+Command = OpenSession | UpdateSession | PostMessage | WithdrawMessage | CancelRun | StartRun | RecordFact

@@ -1,0 +1,326 @@
+"""What a session is, as folded from its events: `evolve(session, recorded)`.
+
+The folded state holds ids, numbers and digests, never content, so it stays small however long a session grows. It is
+immutable: whoever holds one holds what the log said at `seq`. It is not a read model (those are in `turnstream.views`)
+and decides nothing (`decide.py`).
+
+For whoever edits this: the table of edges below is the only place that says which status follows which; the diagram in
+the README is checked against it. An event that fits no edge is ignored when read (the first end wins); it is `decide`
+that refuses to write one.
+"""
+
+from typing import assert_never
+
+import msgspec
+
+from turnstream.ids import SessionKey
+from turnstream.session.commands import DEFAULT_AGENT
+from turnstream.session.events import (
+    Limits,
+    MessagePosted,
+    MessageWithdrawn,
+    ModelReplied,
+    Opens,
+    PolicyData,
+    Recorded,
+    Routed,
+    RunCancelRequested,
+    RunEnded,
+    RunReleased,
+    RunStarted,
+    RunStatus,
+    SessionOpened,
+    SessionUpdated,
+    Spec,
+    Starts,
+    TitleSource,
+    ToolReturned,
+    ToolStarted,
+    Unknown,
+    Usage,
+    Wake,
+)
+
+FOLD_VERSION = 1
+RECEIPTS = 1000
+"""How many idempotency keys a session remembers, besides the one that opened it."""
+
+EDGES: dict[RunStatus | None, dict[str, frozenset[RunStatus]]] = {
+    None: {"message.posted": frozenset({"queued"})},
+    "queued": {
+        "run.started": frozenset({"running"}),
+        "message.withdrawn": frozenset({"cancelled"}),
+        "run.ended": frozenset({"failed", "cancelled", "timed_out"}),
+    },
+    "running": {
+        "run.started": frozenset({"running"}),
+        "run.released": frozenset({"queued"}),
+        "run.ended": frozenset({"completed", "failed", "cancelled", "timed_out"}),
+    },
+    "completed": {},
+    "failed": {},
+    "cancelled": {},
+    "timed_out": {},
+}
+"""status -> event -> what it may become. A status without edges is terminal."""
+
+
+def has_edge(status: RunStatus, event: str, to: RunStatus) -> bool:
+    return to in EDGES[status].get(event, frozenset())
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A tool call that has no result yet. `started` is the attempt that began it (tools that are not idempotent), else 0."""
+
+    id: str
+    name: str
+    started: int = 0
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that has not ended."""
+
+    n: int
+    spec: Spec
+    message_ids: tuple[str, ...]
+    requested_seq: int
+    requested_at: int
+    status: RunStatus = "queued"
+    attempt: int = 0
+    start_id: str = ""
+    """Id of the current attempt's `run.started`: the fence."""
+    runner: str = ""
+    wake: Wake | None = None
+    deadline: int | None = None
+    """Broker time in milliseconds, from the first start."""
+    cancel: bool = False
+    recoveries: int = 0
+    """Recoveries since the last new fact."""
+    steps: int = 0
+    tool_calls: int = 0
+    reply_seq: int = 0
+    """Sequence of the reply that asked for `open_calls`."""
+    open_calls: tuple[Call, ...] = ()
+    usage: Usage = Usage()
+    size: int = 0
+
+    @property
+    def limits(self) -> Limits:
+        return self.spec.limits
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """A run that has ended: where its events begin and their bytes, so that history can start reading where it needs to."""
+
+    run: int
+    seq: int
+    size: int
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """The first answer to a command with an idempotency key."""
+
+    seq: int
+    body_digest: str | None
+    message_id: str = ""
+    run: int = 0
+    routed: Routed | None = None
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """A session as of `seq`, the sequence of its last event; `seq` 0 is one that does not exist."""
+
+    key: SessionKey
+    seq: int = 0
+    opened_at: int = 0
+    agent: str | None = None
+    title_source: TitleSource = "derived"
+    policy: PolicyData = PolicyData()
+    one_shot: bool = False
+    runs: tuple[Run, ...] = ()
+    """The runs that have not ended, by number."""
+    last_run: int = 0
+    last_end: RunStatus | None = None
+    """Status of the run that ended last."""
+    turns: tuple[Turn, ...] = ()
+    receipts: dict[str, Receipt] = {}
+    opening: tuple[str, Receipt] | None = None
+
+    @property
+    def exists(self) -> bool:
+        return self.seq > 0
+
+    @property
+    def agent_name(self) -> str:
+        return self.agent or DEFAULT_AGENT
+
+    def run(self, n: int) -> Run | None:
+        """The run of this number if it has not ended."""
+        return next((run for run in self.runs if run.n == n), None)
+
+    def receipt(self, key: str | None) -> Receipt | None:
+        if key is None:
+            return None
+        if self.opening and self.opening[0] == key:
+            return self.opening[1]
+        return self.receipts.get(key)
+
+    @property
+    def holder(self) -> Run | None:
+        """The run that holds the turn."""
+        return next((run for run in self.runs if run.status == "running"), None)
+
+    @property
+    def next_run(self) -> Run | None:
+        """The run that may start now: resumed runs go before runs that never started."""
+        if self.holder:
+            return None
+        return min(self.runs, key=lambda run: (run.attempt == 0, run.n), default=None)
+
+
+def fold(session: Session, events: "list[Recorded] | tuple[Recorded, ...]") -> Session:
+    for recorded in events:
+        session = evolve(session, recorded)
+    return session
+
+
+def evolve(session: Session, recorded: Recorded) -> Session:
+    """The session after this event. Events come in the order of their sequence; none is left out."""
+    event = recorded.event
+    data = event.data
+    session = msgspec.structs.replace(session, seq=recorded.seq, opened_at=session.opened_at or recorded.time)
+    match data:
+        case SessionOpened():
+            session = _opened(session, data)
+        case SessionUpdated():
+            session = msgspec.structs.replace(
+                session,
+                title_source=data.title.source if data.title else session.title_source,
+                agent=data.agent if data.agent is not None else session.agent,
+                policy=data.policy if data.policy is not None else session.policy,
+            )
+        case MessagePosted():
+            session = _posted(session, recorded, data)
+        case MessageWithdrawn():
+            run = next((run for run in session.runs if data.message_id in run.message_ids), None)
+            if run and has_edge(run.status, "message.withdrawn", "cancelled"):
+                session = _ended(session, run, recorded, "cancelled")
+        case RunStarted():
+            session = _started(session, recorded, data)
+        case RunReleased():
+            if (run := session.run(data.run)) and run.attempt == data.attempt:
+                session = _with(session, run, recorded, status="queued")
+        case ModelReplied():
+            if (run := session.run(data.run)) and run.attempt == data.attempt:
+                session = _with(
+                    session,
+                    run,
+                    recorded,
+                    steps=data.step,
+                    tool_calls=run.tool_calls + len(data.tool_calls),
+                    reply_seq=recorded.seq,
+                    open_calls=tuple(Call(call.id, call.name) for call in data.tool_calls),
+                    usage=run.usage + data.usage,
+                    recoveries=0,
+                )
+        case ToolStarted():
+            if (run := session.run(data.run)) and run.attempt == data.attempt:
+                calls = tuple(
+                    Call(call.id, call.name, data.attempt) if call.id == data.call_id else call
+                    for call in run.open_calls
+                )
+                session = _with(session, run, recorded, open_calls=calls)
+        case ToolReturned():
+            if (run := session.run(data.run)) and run.attempt == data.attempt:
+                calls = tuple(call for call in run.open_calls if call.id != data.call_id)
+                session = _with(session, run, recorded, open_calls=calls, recoveries=0)
+        case RunCancelRequested():
+            if run := session.run(data.run):
+                session = _with(session, run, recorded, cancel=True)
+        case RunEnded():
+            if (run := session.run(data.run)) and has_edge(run.status, "run.ended", data.status):
+                session = _ended(session, run, recorded, data.status)
+        case Unknown():
+            pass
+        case _:
+            assert_never(data)
+    return _remember(session, recorded)
+
+
+def _opened(session: Session, opens: Opens) -> Session:
+    return msgspec.structs.replace(
+        session,
+        agent=opens.agent,
+        title_source=opens.title.source if opens.title else "derived",
+        policy=opens.policy,
+        one_shot=opens.one_shot,
+    )
+
+
+def _posted(session: Session, recorded: Recorded, data: MessagePosted) -> Session:
+    if data.opens:
+        session = _opened(session, data.opens)
+    routing: Starts | None = data.starts or data.queued
+    if routing is None:
+        return session
+    run = Run(
+        n=routing.run,
+        spec=routing.spec,
+        message_ids=(data.message_id,),
+        requested_seq=recorded.seq,
+        requested_at=recorded.time,
+        size=recorded.size,
+    )
+    return msgspec.structs.replace(session, runs=(*session.runs, run), last_run=routing.run)
+
+
+def _started(session: Session, recorded: Recorded, data: RunStarted) -> Session:
+    run = session.run(data.run)
+    if run is None or not has_edge(run.status, "run.started", "running"):
+        return session
+    return _with(
+        session,
+        run,
+        recorded,
+        status="running",
+        attempt=data.attempt,
+        start_id=recorded.event.id,
+        runner=data.runner,
+        wake=data.wake,
+        deadline=run.deadline if run.deadline is not None else recorded.time + run.limits.timeout,
+        recoveries=run.recoveries + (data.trigger == "recovery"),
+    )
+
+
+def _with(session: Session, run: Run, recorded: Recorded, **changes: object) -> Session:
+    changed = msgspec.structs.replace(run, size=run.size + recorded.size, **changes)
+    runs = tuple(changed if other.n == run.n else other for other in session.runs)
+    return msgspec.structs.replace(session, runs=runs)
+
+
+def _ended(session: Session, run: Run, recorded: Recorded, status: RunStatus) -> Session:
+    runs = tuple(other for other in session.runs if other.n != run.n)
+    turns = session.turns
+    if run.attempt:
+        turns = (*turns, Turn(run.n, run.requested_seq, run.size + recorded.size))
+    return msgspec.structs.replace(session, runs=runs, turns=turns, last_end=status)
+
+
+def _remember(session: Session, recorded: Recorded) -> Session:
+    event = recorded.event
+    if event.idempotency_key is None:
+        return session
+    data = event.data
+    receipt = Receipt(recorded.seq, event.body_digest)
+    if isinstance(data, MessagePosted):
+        routing = data.starts or data.queued
+        routed: Routed = "started" if data.starts else "queued" if data.queued else "none"
+        receipt = Receipt(recorded.seq, event.body_digest, data.message_id, routing.run if routing else 0, routed)
+    elif isinstance(data, RunCancelRequested | RunEnded):
+        receipt = Receipt(recorded.seq, event.body_digest, run=data.run)
+    if recorded.previous == 0:
+        return msgspec.structs.replace(session, opening=(event.idempotency_key, receipt))
+    receipts = {**session.receipts, event.idempotency_key: receipt}
+    while len(receipts) > RECEIPTS:
+        del receipts[next(iter(receipts))]
+    return msgspec.structs.replace(session, receipts=receipts)

@@ -1,0 +1,173 @@
+"""Every subject, stream, consumer and bucket, declared once, as plain data.
+
+Nobody else writes a subject down. `turnstream.broker` makes what is declared here; the clock of a stream's durations is
+seconds. Public subjects (`ts.feed`, `ts.delta`, `ts.inbox`, `ts.api`) do not show the partition.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from turnstream.ids import SessionKey
+
+PARTITIONS = 64
+
+SESSIONS = "SESSIONS"
+WORK = "WORK"
+INBOX = "INBOX"
+REFUSED = "REFUSED"
+DELTAS = "DELTAS"
+KEYS = "keys"
+BLOBS = "blobs"
+
+WAKE = "ts-wake"
+"""Header: queues to wake, separated by blanks."""
+DUE = "ts-due"
+"""Header: `<milliseconds after the event's broker time> <queue> <what>`, the earliest first, separated by `;`."""
+TYPE = "ts-type"
+"""Header: the event's type."""
+CAUSE = "ts-cause"
+"""Header of a wake-up: the log sequence that caused it."""
+ACTOR = "ts-actor"
+"""Header of a request: who asks."""
+
+
+def partition(account: str, session: str) -> int:
+    """FNV-1a, 32 bits, of `<account>.<session>`, mod 64."""
+    value = 0x811C9DC5
+    for byte in f"{account}.{session}".encode():
+        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return value % PARTITIONS
+
+
+def session(key: SessionKey) -> str:
+    """The one subject that the session is."""
+    return f"ts.session.{partition(key.account, key.session)}.{key.account}.{key.session}"
+
+
+def parse_session(subject: str) -> SessionKey:
+    """The session of a subject of `SESSIONS`."""
+    _, _, _, account, name = subject.split(".", 4)
+    return SessionKey(account, name)
+
+
+def feed(key: SessionKey) -> str:
+    return f"ts.feed.{key.account}.{key.session}"
+
+
+def delta(key: SessionKey, run: int | Literal["*"]) -> str:
+    return f"ts.delta.{key.account}.{key.session}.{run}"
+
+
+def work(queue: str, key: SessionKey) -> str:
+    return f"ts.work.{queue}.{key.account}.{key.session}"
+
+
+def work_of(queue: str) -> str:
+    """Every wake-up of a queue."""
+    return f"ts.work.{queue}.>"
+
+
+def parse_work(subject: str) -> tuple[str, SessionKey]:
+    """Queue and session of a wake-up."""
+    _, _, queue, account, name = subject.split(".", 4)
+    return queue, SessionKey(account, name)
+
+
+def timer(key: SessionKey, what: int | str) -> str:
+    return f"ts.timer.{key.account}.{key.session}.{what}"
+
+
+def inbox(key: SessionKey) -> str:
+    return f"ts.inbox.{key.account}.{key.session}"
+
+
+def parse_inbox(subject: str) -> tuple[str, str]:
+    """Account and session of an inbox subject, as written: neither is checked."""
+    _, _, account, name = subject.split(".", 3)
+    return account, name
+
+
+def refused(account: str, name: str) -> str:
+    return f"ts.inbox-refused.{account}.{name}"
+
+
+def api(account: str, operation: str) -> str:
+    return f"ts.api.{account}.{operation}"
+
+
+def parse_api(subject: str) -> tuple[str, str]:
+    """Account and operation of a request."""
+    _, _, account, operation = subject.split(".", 3)
+    return account, operation
+
+
+class Stream(msgspec.Struct, frozen=True, kw_only=True):
+    """A stream as it has to be. `max_age` and `duplicate_window` are seconds."""
+
+    name: str
+    subjects: tuple[str, ...]
+    retention: Literal["limits", "workqueue"] = "limits"
+    storage: Literal["file", "memory"] = "file"
+    max_age: float = 0
+    max_bytes: int = -1
+    max_msgs_per_subject: int = -1
+    discard: Literal["old", "new"] = "old"
+    duplicate_window: float = 120
+    no_ack: bool = False
+    allow_direct: bool = True
+    allow_rollup_hdrs: bool = False
+    allow_msg_ttl: bool = False
+    allow_msg_schedules: bool = False
+    republish: tuple[str, str] | None = None
+    """Source and destination."""
+
+
+class Consumer(msgspec.Struct, frozen=True, kw_only=True):
+    """A durable pull consumer with explicit acks, as it has to be. `ack_wait` is seconds."""
+
+    stream: str
+    name: str
+    filters: tuple[str, ...] = ()
+    ack_wait: float = 30
+    max_ack_pending: int = 1000
+    max_deliver: int = -1
+    headers_only: bool = False
+
+
+STREAMS = (
+    Stream(
+        name=SESSIONS,
+        subjects=("ts.session.*.*.*", "ts.archive.*.*.*.*"),
+        allow_rollup_hdrs=True,
+        allow_msg_ttl=True,
+        republish=("ts.session.*.*.*", "ts.feed.{{wildcard(2)}}.{{wildcard(3)}}"),
+    ),
+    Stream(
+        name=WORK,
+        subjects=("ts.work.*.*.*", "ts.timer.*.*.*"),
+        retention="workqueue",
+        allow_msg_schedules=True,
+    ),
+    # Broker-side dedupe is stream-wide, so one tenant's ids would swallow another's: as short as the server allows.
+    Stream(name=INBOX, subjects=("ts.inbox.*.*",), retention="workqueue", duplicate_window=0.1),
+    Stream(name=REFUSED, subjects=("ts.inbox-refused.*.*",), max_age=7 * 86400, duplicate_window=0.1),
+    Stream(
+        name=DELTAS,
+        subjects=("ts.delta.*.*.*",),
+        storage="memory",
+        max_age=600,
+        max_bytes=256 * 1024 * 1024,
+        max_msgs_per_subject=5000,
+        no_ack=True,
+    ),
+)
+
+DISPATCH = Consumer(stream=SESSIONS, name="dispatch", filters=("ts.session.>",), headers_only=True, max_ack_pending=-1)
+INBOX_CONSUMER = Consumer(stream=INBOX, name="inbox")
+
+
+def runner_consumer(queue: str, ack_wait: float) -> Consumer:
+    return Consumer(
+        stream=WORK, name=f"runner-{queue}", filters=(work_of(queue),), ack_wait=ack_wait, max_ack_pending=-1
+    )
