@@ -163,9 +163,7 @@ def _of_call(session: Session, run: Run, call: Call) -> Effect:
         why = "the runner stopped while this tool was running; it may or may not have taken effect"
         return _settle(session, run, call, "uncertain", why)
     key = f"{_key(session, run, run.steps)}:{call.id}"
-    return CallTool(
-        key=key, run=run.n, attempt=run.attempt, step=run.steps, call=call, reply_seq=run.reply_seq
-    )
+    return CallTool(key=key, run=run.n, attempt=run.attempt, step=run.steps, call=call, reply_seq=run.reply_seq)
 
 
 def _settle(session: Session, run: Run, call: Call, status: ToolStatus, why: str) -> Settle:
