@@ -49,14 +49,14 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True):
     origin: Origin
 
 
-class OpenSession(_Command):
+class OpenSession(_Command, frozen=True, kw_only=True):
     """Opens a session. One that is there stays as it is, but for the fields named in `given`."""
 
     opens: Opens
     given: frozenset[str] = frozenset()
 
 
-class UpdateSession(_Command):
+class UpdateSession(_Command, frozen=True, kw_only=True):
     """Changes whole values; None is "as before"."""
 
     title: Title | None = None
@@ -65,7 +65,7 @@ class UpdateSession(_Command):
     policy: PolicyData | None = None
 
 
-class PostMessage(_Command):
+class PostMessage(_Command, frozen=True, kw_only=True):
     """Says something. `specs` are the runs that the known agents would carry out, by agent name; `agent` and `model`
     override the session's for this turn; `policy` overrides the session's for this message. `opens` says how an unknown
     session is opened; without it an unknown session is an error."""
@@ -81,23 +81,23 @@ class PostMessage(_Command):
     opens: Opens | None = None
 
 
-class WithdrawMessage(_Command):
+class WithdrawMessage(_Command, frozen=True, kw_only=True):
     message_id: str
 
 
-class CancelRun(_Command):
+class CancelRun(_Command, frozen=True, kw_only=True):
     run: int
     reason: str = ""
 
 
-class StartRun(_Command):
+class StartRun(_Command, frozen=True, kw_only=True):
     """A drive starts an attempt. `gone` holds wake-ups that the drive looked for in `WORK` and did not find any more."""
 
     started: RunStarted
     gone: frozenset[int] = frozenset()
 
 
-class RecordFact(_Command):
+class RecordFact(_Command, frozen=True, kw_only=True):
     """A drive reports what an attempt of its run did. A fact of an attempt that is not the current one is refused."""
 
     fact: RunFact

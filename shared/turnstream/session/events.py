@@ -35,19 +35,19 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What every kind of event data has in common."""
 
 
-class Title(Data):
+class Title(Data, frozen=True, kw_only=True):
     text: str
     source: TitleSource
 
 
-class Part(Data):
+class Part(Data, frozen=True, kw_only=True):
     """One part of a message's content. `text` is what was said."""
 
     type: Literal["text"] = "text"
     text: str
 
 
-class Usage(Data):
+class Usage(Data, frozen=True, kw_only=True):
     """Tokens, as the provider counts them."""
 
     input_tokens: int = 0
@@ -68,7 +68,7 @@ class Usage(Data):
         )
 
 
-class Limits(Data):
+class Limits(Data, frozen=True, kw_only=True):
     """What one run may use. `timeout` is in milliseconds, from its first start."""
 
     max_steps: int = 32
@@ -78,7 +78,7 @@ class Limits(Data):
     timeout: int = 600_000
 
 
-class Spec(Data):
+class Spec(Data, frozen=True, kw_only=True):
     """What a run carries out, pinned when it is requested. `digest` is the content hash of the agent's definition."""
 
     agent: str
@@ -89,13 +89,13 @@ class Spec(Data):
     limits: Limits = Limits()
 
 
-class Error(Data):
+class Error(Data, frozen=True, kw_only=True):
     code: Failure
     message: str
     retryable: bool = False
 
 
-class Blob(Data):
+class Blob(Data, frozen=True, kw_only=True):
     """Where something too large for an event lies: a name in the object store, its size in bytes, its SHA-256 in hex."""
 
     name: str
@@ -103,7 +103,7 @@ class Blob(Data):
     sha256: str
 
 
-class Wake(Data):
+class Wake(Data, frozen=True, kw_only=True):
     """The wake-up that a start came by: its sequence in `WORK`, the log sequence that caused it, its delivery count."""
 
     work: int
@@ -111,7 +111,7 @@ class Wake(Data):
     delivery: int
 
 
-class ToolCall(Data):
+class ToolCall(Data, frozen=True, kw_only=True):
     """A tool that the model asks for. `arguments` is JSON text as the model wrote it."""
 
     id: str
@@ -119,18 +119,18 @@ class ToolCall(Data):
     arguments: str
 
 
-class PolicyData(Data):
+class PolicyData(Data, frozen=True, kw_only=True):
     """The fields of a session's policy that were given; what is absent takes its default."""
 
     on_busy: Literal["reject", "queue"] | None = None
 
 
-class Starts(Data):
+class Starts(Data, frozen=True, kw_only=True):
     run: int
     spec: Spec
 
 
-class Opens(Data):
+class Opens(Data, frozen=True, kw_only=True):
     """What opening a session says. `title` derived from the first message is folded, never stored."""
 
     agent: str | None = None
@@ -140,11 +140,11 @@ class Opens(Data):
     one_shot: bool = False
 
 
-class SessionOpened(Opens):
+class SessionOpened(Opens, frozen=True, kw_only=True):
     pass
 
 
-class SessionUpdated(Data):
+class SessionUpdated(Data, frozen=True, kw_only=True):
     """Whole values, never merged; None is "as before"."""
 
     title: Title | None = None
@@ -153,7 +153,7 @@ class SessionUpdated(Data):
     policy: PolicyData | None = None
 
 
-class MessagePosted(Data):
+class MessagePosted(Data, frozen=True, kw_only=True):
     """Something said, and where it was routed: `starts` or `queued` (never both; neither: it starts nothing)."""
 
     message_id: str
@@ -165,14 +165,14 @@ class MessagePosted(Data):
     queued: Starts | None = None
 
 
-class MessageWithdrawn(Data):
+class MessageWithdrawn(Data, frozen=True, kw_only=True):
     """A queued message is taken back; the run that it was queued for ends with it, cancelled."""
 
     message_id: str
     by: str
 
 
-class RunStarted(Data):
+class RunStarted(Data, frozen=True, kw_only=True):
     run: int
     attempt: int
     runner: str
@@ -182,13 +182,13 @@ class RunStarted(Data):
     model: str = ""
 
 
-class RunReleased(Data):
+class RunReleased(Data, frozen=True, kw_only=True):
     run: int
     attempt: int
     reason: Literal["drain"] = "drain"
 
 
-class ModelReplied(Data):
+class ModelReplied(Data, frozen=True, kw_only=True):
     """A step that is not the last: it asks for tools. `reasoning` is portable text, for people."""
 
     run: int
@@ -203,7 +203,7 @@ class ModelReplied(Data):
     duration: int = 0
 
 
-class ToolStarted(Data):
+class ToolStarted(Data, frozen=True, kw_only=True):
     """Stored before a tool that is not idempotent is called."""
 
     run: int
@@ -211,7 +211,7 @@ class ToolStarted(Data):
     call_id: str
 
 
-class ToolReturned(Data):
+class ToolReturned(Data, frozen=True, kw_only=True):
     """Every call ends in exactly one of these. An output too large for an event is in `blob`, `output` holds its head."""
 
     run: int
@@ -224,13 +224,13 @@ class ToolReturned(Data):
     duration: int = 0
 
 
-class RunCancelRequested(Data):
+class RunCancelRequested(Data, frozen=True, kw_only=True):
     run: int
     by: str
     reason: str = ""
 
 
-class RunEnded(Data):
+class RunEnded(Data, frozen=True, kw_only=True):
     """The run's one terminal event. `completed` carries the final answer in `content`."""
 
     run: int
@@ -252,7 +252,7 @@ class RunEnded(Data):
     """Of the model call that ended it."""
 
 
-class Unknown(Data):
+class Unknown(Data, frozen=True, kw_only=True):
     """An event of a type that this release does not know: kept, folded as nothing, shown as it is."""
 
     type: str

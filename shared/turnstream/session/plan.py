@@ -36,7 +36,7 @@ class _Effect(msgspec.Struct, frozen=True, kw_only=True):
     run: int
 
 
-class Start(_Effect):
+class Start(_Effect, frozen=True, kw_only=True):
     """Start this attempt. The agent is resolved first; one that is not there ends the run as `agent_not_found`."""
 
     attempt: int
@@ -44,12 +44,12 @@ class Start(_Effect):
     message_ids: tuple[str, ...]
 
 
-class CallModel(_Effect):
+class CallModel(_Effect, frozen=True, kw_only=True):
     attempt: int
     step: int
 
 
-class CallTool(_Effect):
+class CallTool(_Effect, frozen=True, kw_only=True):
     """Call the tool; `reply_seq` is the sequence of the reply that holds the arguments."""
 
     attempt: int
@@ -58,7 +58,7 @@ class CallTool(_Effect):
     reply_seq: int
 
 
-class Settle(_Effect):
+class Settle(_Effect, frozen=True, kw_only=True):
     """Store a result for a call that will not be carried out, so that every call has one."""
 
     attempt: int
@@ -67,7 +67,7 @@ class Settle(_Effect):
     why: str
 
 
-class End(_Effect):
+class End(_Effect, frozen=True, kw_only=True):
     attempt: int
     status: EndStatus
     error: Error | None = None
