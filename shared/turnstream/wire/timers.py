@@ -1,0 +1,53 @@
+"""Timers: a wake-up that is to come at a time, kept by the broker as a schedule in `WORK`.
+
+A timer is a copy of what an event's `ts-due` header says; losing one, or getting it late or twice, is harmless (the
+sweep looks after runs that are overdue). It wakes, it decides nothing: what is due is told by the fold.
+"""
+
+from datetime import UTC, datetime
+
+from turnstream import subjects
+from turnstream.broker.connection import Broker
+from turnstream.ids import SessionKey
+from turnstream.session.events import Due
+from turnstream.wire.work import check_stored
+
+
+def parse_dues(header: str) -> list[Due]:
+    """The dues of a `ts-due` header. Raises `ValueError`."""
+    dues: list[Due] = []
+    for text in header.split(";"):
+        after, queue, what = text.split()
+        dues.append(Due(int(after), queue, what))
+    return dues
+
+
+class Timers:
+    """The schedules in `WORK`."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def put(self, key: SessionKey, *, seq: int, at_ms: int, queue: str, what: str) -> None:
+        """Wakes `queue` for this session at this broker time, in milliseconds, because of event `seq`.
+
+        Each due of an event has its own subject, so putting it again replaces it. One that is overdue goes off at once.
+        Returns when the timer is stored. Raises `BrokerFault`.
+        """
+        subject = subjects.timer(key, f"{seq}-{what}")
+        headers = {
+            "Nats-Schedule": f"@at {_rfc3339(at_ms)}",
+            "Nats-Schedule-Target": subjects.work(queue, key),
+            subjects.CAUSE: str(seq),
+        }
+        answer = await self._broker.request(subject, b"", headers)
+        check_stored(subject, answer.data)
+
+    async def drop(self, key: SessionKey, *, seq: int, what: str) -> None:
+        """Takes the timer back, if it is still there. Raises `BrokerFault`."""
+        await self._broker.api(f"STREAM.PURGE.{subjects.WORK}", {"filter": subjects.timer(key, f"{seq}-{what}")})
+
+
+def _rfc3339(millis: int) -> str:
+    moment = datetime.fromtimestamp(millis // 1000, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{millis % 1000:03d}Z"
