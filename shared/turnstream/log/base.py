@@ -3,6 +3,7 @@
     LogError
      ├─ Conflict      the session has moved: fold the tail and decide again
      ├─ BrokenChain   an event does not follow the one before it
+     ├─ Unreadable    an event's bytes are not what this release can read
      └─ Unavailable   the broker did not answer in time; whether an append was stored is not known
 
 The contract suite in `tests/contracts/` runs against every implementation.
@@ -41,6 +42,15 @@ class BrokenChain(LogError):
         self.found = found
 
 
+class Unreadable(LogError):
+    """The event at `seq` is not a record that this release can read: not ours, damaged, or of a newer release."""
+
+    def __init__(self, seq: int, why: str) -> None:
+        super().__init__(f"event {seq} cannot be read: {why}")
+        self.seq = seq
+        self.why = why
+
+
 class Unavailable(LogError):
     """The broker did not answer in time. Asking again with the same command id has at most one effect."""
 
@@ -63,12 +73,17 @@ class Log(Protocol):
     def read(self, key: SessionKey, after: int = 0, *, at_least: int = 0) -> AsyncIterator[list[Recorded]]:
         """The events after this sequence, oldest first, in pages, up to the last one there is now.
 
-        `after` is the sequence of an event of this session, or 0. `at_least`: a sequence known to be stored; a replica that
-        lags is asked again until it has it. Raises `BrokenChain`, `Unavailable`.
+        `after` is the sequence of an event of this session, or 0. `at_least`: a sequence known to be stored; a
+        replica that lags is asked again until it has it. Raises `BrokenChain`, `Unreadable`, `Unavailable`.
         """
         ...
 
+    async def last(self, key: SessionKey) -> int:
+        """Sequence of the session's last event, 0 if there is none, by the word of who orders appends: unlike a read it
+        never lags. Raises `Unavailable`."""
+        ...
+
     async def subscribe(self, key: SessionKey, on_event: Callable[[Recorded], None]) -> Subscription:
-        """Calls back for each event stored from now on, in order; some may be lost (a slow listener, a reconnect). After
-        this returns, whatever is stored is either called back or can be read."""
+        """Calls back for each event stored from now on, in order; some may be lost (a slow listener, a reconnect).
+        After this returns, whatever is stored is either called back or can be read."""
         ...

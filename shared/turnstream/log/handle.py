@@ -1,0 +1,272 @@
+"""From a command to a stored event: load, decide, append; on a conflict fold the tail and decide again.
+
+`Sessions` is a process's bounded memory of what sessions are. What it holds is never trusted blindly: a decision made
+on it is stored only if the log agrees (the guard), and a refusal is only believed on a fold that is known to be the
+newest. So two processes need nothing of each other, and forgetting a session costs time, never correctness.
+
+Not here: what may be stored (`turnstream.session.decide`), and who listens (`feed.py`).
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from turnstream.ids import SessionKey
+from turnstream.log import codec
+from turnstream.log.base import Conflict, Log, Unavailable
+from turnstream.session.commands import Command
+from turnstream.session.decide import Decision, decide
+from turnstream.session.errors import Rejected
+from turnstream.session.events import Recorded
+from turnstream.session.state import Session, evolve, fold
+
+ATTEMPTS = 100
+"""How often one command is decided. Each conflict is another writer's success, so nobody comes near by honest means."""
+SLICE = 64
+"""Events that are folded before others get the event loop, which is under a millisecond (tests/bench/bench_log.py)."""
+
+
+class Handled(msgspec.Struct, frozen=True):
+    """The session after a command, and the event that the command stored; None where the session said so already."""
+
+    session: Session
+    recorded: Recorded | None
+
+
+class Sessions:
+    """`capacity`: how many folds are kept. `keep_bytes`: how many bytes of events are kept beside them. Of both, what
+    was used longest ago goes first. `now`: the broker's time in milliseconds; dates an event that was just appended.
+    `on_append` is told the seconds from the command to the stored event."""
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        now: Callable[[], int],
+        capacity: int = 10_000,
+        keep_bytes: int = 0,
+        on_append: Callable[[float], None] | None = None,
+        on_conflict: Callable[[], None] | None = None,
+    ) -> None:
+        self.log = log
+        self._now = now
+        self._on_append = on_append
+        self._on_conflict = on_conflict
+        self._folds = _Folds(capacity)
+        self._kept = _Kept(keep_bytes)
+        self._writers: dict[SessionKey, _Writers] = {}
+
+    async def load(self, key: SessionKey, at_least: int = 0) -> Session:
+        """The session as of this read: what was folded before, and the tail. `at_least` is a sequence known to be
+        stored. A session that does not exist has `seq` 0. Raises `LogError`."""
+        session = self._folds.get(key) or Session(key=key)
+        async for page in self.log.read(key, session.seq, at_least=at_least):
+            session = await _fold(session, page)
+        return self._folds.keep(session)
+
+    async def events(self, key: SessionKey, at_least: int = 0) -> tuple[Session, Sequence[Recorded]]:
+        """The session as of this read, and all of its events, oldest first. An event that this process appended itself
+        has no payload, and its time is an estimate. Raises `LogError`."""
+        session = self._folds.get(key) or Session(key=key)
+        events = self._kept.get(key)
+        async for page in self.log.read(key, events[-1].seq if events else 0, at_least=at_least):
+            session = await _fold(session, page)
+            events += page
+        if events and events[-1].seq < session.seq:  # the fold was ahead of a replica that lags
+            return await self.events(key, at_least=session.seq)
+        self._folds.keep(session)
+        self._kept.keep(key, events)
+        return session, events
+
+    async def handle(self, key: SessionKey, command: Command, *, fresh: bool = False) -> Handled:
+        """Decides and stores. `fresh`: nobody else can know this session's id yet, so there is nothing to read.
+
+        Raises `Rejected`; `Unavailable` if the broker does not say in time whether the event is stored (the same
+        command again has at most one effect); `LogError`.
+        """
+        writers = self._writers.get(key)
+        if writers is None:
+            writers = self._writers[key] = _Writers()
+        writers.count += 1
+        try:
+            async with writers.lock:
+                return await self._handle(key, command, fresh)
+        finally:
+            writers.count -= 1
+            if not writers.count:
+                del self._writers[key]
+
+    def fold(self, key: SessionKey, recorded: Recorded) -> None:
+        """Takes in an event that came by the feed, if it is the direct successor of what is held."""
+        session = self._folds.get(key)
+        if session is not None and session.seq == recorded.previous:
+            self._folds.keep(evolve(session, recorded))
+        self._kept.add(key, recorded)
+
+    def forget(self) -> None:
+        """Drops everything. After a reconnect the log may have lost its newest events (a power loss where the broker
+        does not sync each write), and what was folded from them is no longer true."""
+        self._folds.clear()
+        self._kept.clear()
+
+    async def _handle(self, key: SessionKey, command: Command, fresh: bool) -> Handled:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        session = self._folds.get(key) or (Session(key=key) if fresh else await self.load(key))
+        confirmed = False
+        for _ in range(ATTEMPTS):
+            decision = _decide(command, session, confirmed)
+            if decision is None and confirmed:
+                return Handled(session, None)
+            if decision is None:
+                session, confirmed = await self._reload(session, await self.log.last(key)), True
+                continue
+            try:
+                seq = await self.log.append(key, decision, session.seq)
+            except Conflict as conflict:
+                if self._on_conflict:
+                    self._on_conflict()
+                last = conflict.last if conflict.last is not None else await self.log.last(key)
+                session, confirmed = await self._reload(session, last), True
+                continue
+            if seq <= session.seq:
+                return Handled(session, None)
+            if self._on_append:
+                self._on_append(clock() - began)
+            return self._appended(session, decision, seq)
+        raise Unavailable(f"{key}: {ATTEMPTS} times in a row another writer was first")
+
+    async def _reload(self, session: Session, last: int) -> Session:
+        """The session as of its event `last` or later."""
+        if last == session.seq:
+            return session
+        if last < session.seq:  # the log has lost what was folded
+            self._folds.drop(session.key)
+            self._kept.drop(session.key)
+        return await self.load(session.key, last)
+
+    def _appended(self, session: Session, decision: Decision, seq: int) -> Handled:
+        event = decision.event
+        size = len(codec.encode(event))
+        recorded = Recorded(seq=seq, previous=session.seq, time=self._now(), size=size, event=event)
+        session = evolve(session, recorded)
+        self._folds.keep(session)
+        self._kept.add(session.key, recorded)
+        return Handled(session, recorded)
+
+
+class _Writers:
+    """Who writes to one session in this process: one append in flight, the others wait in line."""
+
+    __slots__ = ("count", "lock")
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.count = 0
+
+
+class _Folds:
+    """The newest fold known of each session, up to a number of sessions."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()
+
+    def get(self, key: SessionKey) -> Session | None:
+        session = self._sessions.get(key)
+        if session is not None:
+            self._sessions.move_to_end(key)
+        return session
+
+    def keep(self, session: Session) -> Session:
+        """Answers with the newest fold known, which may be one that another task has read meanwhile."""
+        known = self.get(session.key)
+        if known is not None and known.seq >= session.seq:
+            return known
+        if session.exists:
+            self._sessions[session.key] = session
+            if len(self._sessions) > self._capacity:
+                self._sessions.popitem(last=False)
+        return session
+
+    def drop(self, key: SessionKey) -> None:
+        self._sessions.pop(key, None)
+
+    def clear(self) -> None:
+        self._sessions.clear()
+
+
+class _Kept:
+    """All events of some sessions, up to a number of payload bytes. What is kept may end before the newest event."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._size = 0
+        self._events: OrderedDict[SessionKey, list[Recorded]] = OrderedDict()
+        self._sizes: dict[SessionKey, int] = {}
+
+    def get(self, key: SessionKey) -> list[Recorded]:
+        """The caller's own copy."""
+        events = self._events.get(key)
+        if events is None:
+            return []
+        self._events.move_to_end(key)
+        return events.copy()
+
+    def keep(self, key: SessionKey, events: list[Recorded]) -> None:
+        known = self._events.get(key)
+        if not events or not self._budget or (known and known[-1].seq >= events[-1].seq):
+            return
+        new = events[len(known) :] if known else events
+        self._events[key] = events.copy()
+        self._grow(key, sum(recorded.size for recorded in new))
+
+    def add(self, key: SessionKey, recorded: Recorded) -> None:
+        events = self._events.get(key)
+        if events is None:
+            if recorded.previous or not self._budget:
+                return
+            events = self._events[key] = []
+        elif events[-1].seq != recorded.previous:
+            return
+        events.append(recorded)
+        self._grow(key, recorded.size)
+
+    def drop(self, key: SessionKey) -> None:
+        if self._events.pop(key, None) is not None:
+            self._size -= self._sizes.pop(key)
+
+    def clear(self) -> None:
+        self._events.clear()
+        self._sizes.clear()
+        self._size = 0
+
+    def _grow(self, key: SessionKey, size: int) -> None:
+        self._sizes[key] = self._sizes.get(key, 0) + size
+        self._size += size
+        self._events.move_to_end(key)
+        while self._size > self._budget:
+            self.drop(next(iter(self._events)))
+
+
+def _decide(command: Command, session: Session, confirmed: bool) -> Decision | None:
+    """None: the session says so already; or it refuses, as far as is known without asking."""
+    try:
+        return decide(command, session)
+    except Rejected:
+        if confirmed:
+            raise
+        return None
+
+
+async def _fold(session: Session, page: list[Recorded]) -> Session:
+    """Leaves out what is folded already."""
+    if page and page[0].seq <= session.seq:
+        page = [recorded for recorded in page if recorded.seq > session.seq]
+    for start in range(0, len(page), SLICE):
+        session = fold(session, page[start : start + SLICE])
+        if len(page) > SLICE:
+            await asyncio.sleep(0)
+    return session
