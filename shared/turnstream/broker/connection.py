@@ -1,0 +1,245 @@
+"""The one connection that a process has to NATS.
+
+FastStream's `NatsBroker` makes it, so a service's FastStream application and our own readers share it:
+`Broker.faststream` is handed to the application, which starts and stops its subscribers and leaves the connection to
+whoever built `Broker`.
+
+The connection is made again for ever, whatever the server said before it went away. Requests are lean: a future and one
+timer, no task a request. A request that the server's permissions refuse fails at once instead of timing out.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Final, Self, TypeVar, cast
+
+import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import AuthorizationError, Error, SlowConsumerError
+from nats.js.api import Header
+
+from turnstream.broker.clock import BrokerClock, parse_time
+from turnstream.broker.errors import BrokerClosed, BrokerDenied, BrokerError, BrokerTimeout, NoResponders
+from turnstream.broker.shell import Shell
+from turnstream.subjects import Stream
+from turnstream.telemetry import get_logger
+
+REQUEST_TIMEOUT: Final = 5.0
+_RESYNC = 60.0
+"""Seconds between two looks at the broker's clock; a host's monotonic clock drifts by milliseconds in that time."""
+
+log = get_logger()
+
+_Callback = TypeVar("_Callback")
+
+
+class Broker:
+    """A connection, its clock and its pending requests. Built by `Broker.connect`."""
+
+    def __init__(self, shell: Shell, nc: Client, clock: BrokerClock) -> None:
+        self.faststream = shell
+        self.nc = nc
+        self.clock = clock
+        self.denied = 0
+        """How often the server's permissions refused something."""
+        self.declared: dict[str, tuple[Stream, int]] = {}
+        """The streams that were declared through this connection and their replicas: what a watchdog may make again."""
+        self.dropped = 0
+        """How many messages subscriptions of this connection lost because they were too slow."""
+        self._loop = asyncio.get_running_loop()
+        self._inbox = nc.new_inbox() + "."
+        self._next = 0
+        self._waiting: dict[str, tuple[asyncio.Future[Msg], str]] = {}
+        self._reconnected: dict[object, Callable[[], None]] = {}
+        self._slow: dict[object, Callable[[str], None]] = {}
+        self._resync: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        *,
+        name: str,
+        monotonic: Callable[[], float],
+        user: str = "",
+        password: str = "",
+        creds: Path | None = None,
+        timeout: float | None = None,
+    ) -> Self:
+        """Connects to one of the servers in `url` (several are separated by commas) and learns the broker's time.
+
+        Waits for a server as long as it takes, or for `timeout` seconds: then `BrokerTimeout`. `BrokerDenied`: a server
+        does not know this user.
+        """
+        shell = Shell(url, name=name, user=user, password=password, creds=creds)
+        try:
+            async with asyncio.timeout(timeout):
+                nc = await shell.connect()
+        except TimeoutError:
+            raise BrokerTimeout(shell.address, f"no server answers: {shell.trouble or 'unreachable'}") from None
+        except (AuthorizationError, Error) as error:
+            raise BrokerDenied(shell.address, str(error)) from error
+        broker = cls(shell, nc, BrokerClock(monotonic))
+        shell.listen(on_error=broker._on_error, on_reconnect=broker._on_reconnect)
+        await broker.subscribe(broker._inbox + "*", broker._on_answer)
+        await broker._look_at_clock()
+        broker._resync = asyncio.create_task(broker._keep_clock(), name="broker-clock")
+        return broker
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        timeout: float = REQUEST_TIMEOUT,
+    ) -> Msg:
+        """Publishes and waits `timeout` seconds for one answer.
+
+        Raises `BrokerTimeout`, `NoResponders`, `BrokerDenied`, `BrokerClosed`.
+        """
+        if self._closed:
+            raise BrokerClosed(subject)
+        self._next += 1
+        token = str(self._next)
+        future: asyncio.Future[Msg] = self._loop.create_future()
+        self._waiting[token] = future, subject
+        timer = self._loop.call_later(timeout, self._expire, token, timeout)
+        try:
+            await self.publish(subject, payload, headers=headers, reply=self._inbox + token)
+            return await future
+        finally:
+            timer.cancel()
+            self._waiting.pop(token, None)
+
+    async def publish(
+        self, subject: str, payload: bytes = b"", *, headers: Mapping[str, str] | None = None, reply: str = ""
+    ) -> None:
+        """Publishes without waiting for anything. Raises `BrokerTimeout` where nothing more can be buffered."""
+        try:
+            await self.nc.publish(subject, payload, reply, cast("dict[str, str] | None", headers))
+        except Error as error:
+            raise BrokerClosed(subject) if self.nc.is_closed else BrokerTimeout(subject, str(error)) from error
+
+    async def subscribe(self, subject: str, callback: Callable[[Msg], Awaitable[None]]) -> Subscription:
+        """Calls back for each message, one after the other, until `unsubscribe()`; a reconnect may cost some."""
+        return await self.nc.subscribe(subject, cb=callback)  # pyright: ignore[reportUnknownMemberType]
+
+    async def api(
+        self, operation: str, body: Mapping[str, object] | None = None, timeout: float = REQUEST_TIMEOUT
+    ) -> dict[str, object]:
+        """Asks JetStream's API (`$JS.API.<operation>`). Raises `BrokerError` and what `request` raises."""
+        answer = await self.request(
+            f"$JS.API.{operation}", b"" if body is None else msgspec.json.encode(body), timeout=timeout
+        )
+        result = msgspec.json.decode(answer.data, type=dict[str, object])
+        error = result.get("error")
+        if isinstance(error, dict):
+            fault = msgspec.convert(error, _Fault)
+            raise BrokerError(fault.code, fault.err_code, fault.description, operation=operation)
+        stamp = result.get("ts")
+        if isinstance(stamp, str):
+            self.clock.anchor(parse_time(stamp))
+        return result
+
+    def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Calls back after each reconnect: messages may have been lost. Returns what removes the callback."""
+        return _register(self._reconnected, callback)
+
+    def on_slow(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Calls back with a subscription's subject when that subscription lost a message because it was too slow."""
+        return _register(self._slow, callback)
+
+    async def close(self) -> None:
+        """Ends the connection; whoever waits for an answer gets `BrokerClosed`."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._resync:
+            self._resync.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._resync
+        for future, subject in self._waiting.values():
+            if not future.done():
+                future.set_exception(BrokerClosed(subject))
+        await self.faststream.disconnect()
+
+    async def _on_answer(self, message: Msg) -> None:
+        entry = self._waiting.get(message.subject[len(self._inbox) :])
+        if entry is None or entry[0].done():
+            return
+        future, subject = entry
+        if message.headers and not message.data and message.headers.get(Header.STATUS) == "503":
+            future.set_exception(NoResponders(subject))
+        else:
+            future.set_result(message)
+
+    def _expire(self, token: str, timeout: float) -> None:
+        entry = self._waiting.get(token)
+        if entry and not entry[0].done():
+            entry[0].set_exception(BrokerTimeout(entry[1], f"no answer within {timeout:g} s"))
+
+    def _on_reconnect(self) -> None:
+        for callback in tuple(self._reconnected.values()):
+            callback()
+
+    def _on_error(self, error: Exception) -> None:
+        """What nats-py reports beside the calls themselves."""
+        if isinstance(error, SlowConsumerError):
+            self.dropped += 1
+            log.warning("subscription is too slow and lost a message", subject=error.subject)
+            for callback in tuple(self._slow.values()):
+                callback(error.sub.subject)
+        elif "permissions violation" in (text := str(error)):
+            self._refuse(text)
+
+    def _refuse(self, text: str) -> None:
+        """Fails the requests that the server has just refused; nats-py has lower-cased the subject that it names."""
+        self.denied += 1
+        log.error("the broker's permissions refuse this", reason=text)
+        subject = text.partition('"')[2].partition('"')[0]
+        for future, asked in self._waiting.values():
+            if asked.lower() == subject and not future.done():
+                future.set_exception(BrokerDenied(asked, text))
+
+    async def _look_at_clock(self) -> None:
+        """Asks the server for its time. Whoever may not ask sets the clock by the first message that it sees."""
+        try:
+            answer = await self.request("$SYS.REQ.USER.INFO")
+        except (BrokerTimeout, BrokerDenied) as error:
+            log.warning("the broker's time is not known before the first message", reason=str(error))
+            return
+        with contextlib.suppress(msgspec.DecodeError):
+            self.clock.anchor(parse_time(msgspec.json.decode(answer.data, type=_UserInfo).server.time))
+
+    async def _keep_clock(self) -> None:
+        while True:
+            await asyncio.sleep(_RESYNC)
+            await self._look_at_clock()
+
+
+class _Fault(msgspec.Struct):
+    code: int
+    err_code: int = 0
+    description: str = ""
+
+
+class _ServerTime(msgspec.Struct):
+    time: str
+
+
+class _UserInfo(msgspec.Struct):
+    server: _ServerTime
+
+
+def _register(registry: dict[object, _Callback], callback: _Callback) -> Callable[[], None]:
+    token = object()
+    registry[token] = callback
+
+    def remove() -> None:
+        registry.pop(token, None)
+
+    return remove
