@@ -19,7 +19,7 @@ SESSION_MAX = 128
 CHILD = "--"
 """Separates a child session's id from its parent's; no client opens an id that holds it."""
 
-_NAMESPACE = uuid.UUID("6f0f5a52-0d3e-5a7b-9c55-7475726e7374")
+_NAMESPACE = uuid.UUID("6f0f5a52-0d3e-5a7b-9c55-7475726e7374").bytes
 _SESSION = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _RUN = re.compile(r"([A-Za-z0-9_-]{1,128})\.([1-9][0-9]{0,14})")
 
@@ -67,8 +67,14 @@ def may_open(text: str) -> bool:
 
 
 def derive(*parts: object) -> str:
-    """A UUIDv5 that belongs to its parts: the same parts always give the same id."""
-    return str(uuid.uuid5(_NAMESPACE, "\x1f".join(str(part) for part in parts)))
+    """A UUIDv5 (RFC 9562) that belongs to its parts: the same parts always give the same id."""
+    name = "\x1f".join([str(part) for part in parts])
+    # By hand, for `uuid.uuid5` takes nearly twice as long and a turn derives a dozen.
+    value = bytearray(hashlib.sha1(_NAMESPACE + name.encode(), usedforsecurity=False).digest()[:16])
+    value[6] = value[6] & 0x0F | 0x50
+    value[8] = value[8] & 0x3F | 0x80
+    text = value.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def digest(data: bytes) -> str:

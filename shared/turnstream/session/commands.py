@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
@@ -28,10 +29,11 @@ RunFact = ModelReplied | ToolStarted | ToolReturned | RunReleased | RunEnded
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks, and what makes a repeat recognisable. `id` is the event's id: it belongs to the command, not to the try.
+    """Who asks, and what makes a repeat recognisable.
 
-    `time` is the writer's estimate of the broker's clock, in milliseconds. `expected_seq` is the caller's guard: the
-    command is refused if the session's last sequence is another.
+    `id` is the event's id: it belongs to the command, not to the try. `time` is the writer's estimate of the broker's
+    clock, in milliseconds. `expected_seq` is the caller's guard: the command is refused if the session's last sequence
+    is another.
     """
 
     id: str
@@ -72,7 +74,7 @@ class PostMessage(_Command, frozen=True, kw_only=True):
 
     message_id: str
     author: str
-    kind: str = "message"
+    kind: Literal["message", "notice"] = "message"
     content: tuple[Part, ...]
     specs: Mapping[str, Spec]
     agent: str | None = None
@@ -91,7 +93,8 @@ class CancelRun(_Command, frozen=True, kw_only=True):
 
 
 class StartRun(_Command, frozen=True, kw_only=True):
-    """A drive starts an attempt. `gone` holds wake-ups that the drive looked for in `WORK` and did not find any more."""
+    """A drive starts an attempt. `gone` holds wake-ups that the drive looked for in `WORK` and did not find any
+    more."""
 
     started: RunStarted
     gone: frozenset[int] = frozenset()

@@ -24,7 +24,6 @@ from turnstream.session.commands import (
 )
 from turnstream.session.errors import Rejected
 from turnstream.session.events import (
-    NAMES,
     Due,
     Event,
     Fact,
@@ -39,7 +38,6 @@ from turnstream.session.events import (
     SessionUpdated,
     Spec,
     Starts,
-    Title,
     TitleSource,
     ToolReturned,
     ToolStarted,
@@ -80,7 +78,7 @@ def decide(command: Command, session: Session) -> Decision | None:
         case OpenSession():
             return _open(command, session)
         case UpdateSession():
-            return _update(command, session, command.title)
+            return _update(command, session)
         case PostMessage():
             return _post(command, session)
         case WithdrawMessage():
@@ -114,7 +112,14 @@ def _event(command: Command, session: Session, data: Fact) -> Event:
 def _open(command: OpenSession, session: Session) -> Decision | None:
     opens = command.opens
     if not session.exists:
-        return Decision(_event(command, session, SessionOpened(**_fields(opens))))
+        opened = SessionOpened(
+            agent=opens.agent,
+            title=opens.title,
+            metadata=opens.metadata,
+            policy=opens.policy,
+            one_shot=opens.one_shot,
+        )
+        return Decision(_event(command, session, opened))
     if not command.given:
         return None
     update = UpdateSession(
@@ -124,14 +129,11 @@ def _open(command: OpenSession, session: Session) -> Decision | None:
         metadata=opens.metadata if "metadata" in command.given else None,
         policy=opens.policy if "policy" in command.given else None,
     )
-    return _update(update, session, update.title)
+    return _update(update, session)
 
 
-def _fields(struct: msgspec.Struct) -> dict[str, object]:
-    return {name: getattr(struct, name) for name in struct.__struct_fields__}
-
-
-def _update(command: UpdateSession, session: Session, title: Title | None) -> Decision | None:
+def _update(command: UpdateSession, session: Session) -> Decision | None:
+    title = command.title
     if title and TITLE_RANK[title.source] < TITLE_RANK[session.title_source]:
         title = None
     data = SessionUpdated(title=title, agent=command.agent, metadata=command.metadata, policy=command.policy)
@@ -143,12 +145,12 @@ def _update(command: UpdateSession, session: Session, title: Title | None) -> De
 def _post(command: PostMessage, session: Session) -> Decision:
     if not any(part.text.strip() for part in command.content):
         raise Rejected("invalid", "a message has something to say: its text is empty", field="content")
-    if any(command.message_id in run.message_ids for run in session.runs):
+    if session.messages.get(command.message_id) is not None:
         raise Rejected("already_exists", f"a message {command.message_id} is there already", field="message_id")
     posted = MessagePosted(
         message_id=command.message_id,
         author=command.author,
-        kind="notice" if command.kind == "notice" else "message",
+        kind=command.kind,
         content=command.content,
         opens=None if session.exists else command.opens,
     )
@@ -180,13 +182,17 @@ def _spec(command: PostMessage, session: Session) -> Spec:
 
 
 def _withdraw(command: WithdrawMessage, session: Session) -> Decision:
-    run = next((run for run in session.runs if command.message_id in run.message_ids), None)
-    if run is None:
+    n = session.messages.get(command.message_id)
+    if n is None:
         raise Rejected("not_found", f"no queued message {command.message_id}")
-    if not has_edge(run.status, "message.withdrawn", "cancelled") or run.attempt:
-        message = f"message {command.message_id} was taken by run {session.key.run(run.n)}"
-        raise Rejected("not_queued", message, run=session.key.run(run.n))
-    data = MessageWithdrawn(message_id=command.message_id, by=command.origin.actor)
+    if n == 0:
+        raise Rejected("not_queued", f"message {command.message_id} waits for no turn")
+    run = session.run(n)
+    if run is None or run.taken or not has_edge(run.status, "message.withdrawn", "cancelled"):
+        name = session.key.run(n)
+        state = "has ended" if run is None else f"is {run.status}"
+        raise Rejected("not_queued", f"message {command.message_id} is not queued: its run {name} {state}", run=name)
+    data = MessageWithdrawn(message_id=command.message_id, by=command.origin.actor, run=n)
     return Decision(_event(command, session, data), wakes=_next_wakes(session, without=run))
 
 
@@ -205,17 +211,22 @@ def _cancel(command: CancelRun, session: Session) -> Decision | None:
 
 def _next_wakes(session: Session, without: Run) -> tuple[str, ...]:
     """Whom to wake once this run is out of the way: the queue of a run that its going makes startable."""
-    rest = msgspec.structs.replace(session, runs=tuple(run for run in session.runs if run.n != without.n))
-    return (rest.next_run.spec.queue,) if rest.next_run and rest.next_run != session.next_run else ()
+    rest = msgspec.structs.replace(session, runs=tuple([run for run in session.runs if run is not without]))
+    following = rest.next_run
+    return (following.spec.queue,) if following and following is not session.next_run else ()
 
 
 def may_take_over(run: Run, started: RunStarted, gone: frozenset[int]) -> bool:
     """Whether this start may take a running run from its runner: it came by the same wake-up, delivered again, or the
-    wake-up that the run was started by is no longer in `WORK` (its runner is gone)."""
+    wake-up that the run was started by is no longer in `WORK` (its runner is gone).
+
+    Two wake-ups of one sequence and different causes: `WORK` was made anew, and the older one went with it."""
     held, wake = run.wake, started.wake
-    return held is not None and (
-        (wake.work == held.work and wake.delivery > held.delivery) or (held.work in gone and wake.work != held.work)
-    )
+    if held is None:
+        return False
+    if wake.work == held.work:
+        return wake.delivery > held.delivery or wake.cause != held.cause
+    return held.work in gone
 
 
 def _start(command: StartRun, session: Session) -> Decision | None:
@@ -234,6 +245,10 @@ def _start(command: StartRun, session: Session) -> Decision | None:
             raise _no_edge(session, run, "run.started")
     elif session.next_run is None or session.next_run.n != run.n:
         raise _no_edge(session, run, "run.started")
+    if (started.trigger, started.message_ids) != run.next_start():
+        trigger, names = run.next_start()
+        message = f"this start of run {session.key.run(run.n)} is a {trigger} and takes {', '.join(names) or 'nothing'}"
+        raise Rejected("invalid", message, field="message_ids" if started.trigger == trigger else "trigger")
     due = (Due(run.limits.timeout, run.spec.queue, "deadline"),) if run.deadline is None else ()
     return Decision(_event(command, session, started), dues=due)
 
@@ -246,27 +261,43 @@ def _record(command: RecordFact, session: Session) -> Decision:
     wakes: tuple[str, ...] = ()
     match fact:
         case ModelReplied():
-            if run.status != "running" or run.cancel or run.open_calls or fact.step != run.steps + 1:
-                raise _no_edge(session, run, "model.replied")
-        case ToolStarted() | ToolReturned():
-            if not any(call.id == fact.call_id for call in run.open_calls):
-                raise _no_edge(session, run, NAMES[type(fact)])
+            _reply(session, run, fact)
+        case ToolStarted():
+            call = run.call(fact.call_id)
+            if call is None or call.started or run.status != "running" or run.cancel:
+                raise _no_edge(session, run, "tool.started")
+        case ToolReturned():
+            call = run.call(fact.call_id)
+            if call is None or (0 < call.started < run.attempt and fact.status in ("ok", "error")):
+                raise _no_edge(session, run, f"tool.returned ({fact.status})")
         case RunReleased():
             if not has_edge(run.status, "run.released", "queued"):
                 raise _no_edge(session, run, "run.released")
             wakes = (run.spec.queue,)
         case RunEnded():
             fact = _end(session, run, fact)
-            wakes = _next_wakes(session, without=run)
+            # The drive that reports this plans again and starts what waits for its own queue: only others are woken.
+            wakes = tuple(queue for queue in _next_wakes(session, without=run) if queue != run.spec.queue)
         case _:
             assert_never(fact)
     return Decision(_event(command, session, fact), wakes)
+
+
+def _reply(session: Session, run: Run, replied: ModelReplied) -> None:
+    if run.status != "running" or run.cancel or run.open_calls or replied.step != run.steps + 1:
+        raise _no_edge(session, run, f"model.replied (step {replied.step})")
+    ids = {call.id for call in replied.tool_calls}
+    if not ids or len(ids) < len(replied.tool_calls):
+        message = "a reply that is not the last asks for tools, each call under an id of its own"
+        raise Rejected("invalid", message, field="tool_calls")
 
 
 def _end(session: Session, run: Run, ended: RunEnded) -> RunEnded:
     allowed = has_edge(run.status, "run.ended", ended.status) and not run.open_calls
     if not allowed or (run.cancel and ended.status != "cancelled"):
         raise _no_edge(session, run, f"run.ended ({ended.status})")
+    if ended.error and ended.error.code == "max_attempts_exceeded" and run.recoveries < MAX_RECOVERIES:
+        raise Rejected("fenced", f"run {session.key.run(run.n)} has gone on since")
     return msgspec.structs.replace(ended, usage=run.usage + ended.step_usage)
 
 

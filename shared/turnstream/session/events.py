@@ -1,8 +1,8 @@
 """The facts of a session. One event is one message on the session's subject.
 
 Data only: how an event folds is in `state.py`, what may be stored is in `decide.py`, how it is written as bytes is in
-`turnstream.log.codec`. Fields are only ever added, with a default, so that an event stored by any earlier release loads.
-Times are milliseconds since the epoch by the broker's clock; durations are milliseconds.
+`turnstream.log.codec`. Fields are only ever added, with a default, so that an event stored by any earlier release
+loads. Times are milliseconds since the epoch by the broker's clock; durations are milliseconds.
 """
 
 from typing import Literal
@@ -31,8 +31,8 @@ Failure = Literal[
 ]
 
 
-class Data(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What every kind of event data has in common."""
+class Data(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What every kind of event data has in common. Nothing in it points back: the garbage collector need not look."""
 
 
 class Title(Data, frozen=True, kw_only=True):
@@ -96,7 +96,8 @@ class Error(Data, frozen=True, kw_only=True):
 
 
 class Blob(Data, frozen=True, kw_only=True):
-    """Where something too large for an event lies: a name in the object store, its size in bytes, its SHA-256 in hex."""
+    """Where something too large for an event lies: its name in the object store, its size in bytes, its SHA-256 in
+    hex."""
 
     name: str
     size: int
@@ -166,10 +167,12 @@ class MessagePosted(Data, frozen=True, kw_only=True):
 
 
 class MessageWithdrawn(Data, frozen=True, kw_only=True):
-    """A queued message is taken back; the run that it was queued for ends with it, cancelled."""
+    """A queued message is taken back. The run that it was queued for, `run`, ends with it: this is its terminal event,
+    as `cancelled`."""
 
     message_id: str
     by: str
+    run: int = 0
 
 
 class RunStarted(Data, frozen=True, kw_only=True):
@@ -212,7 +215,8 @@ class ToolStarted(Data, frozen=True, kw_only=True):
 
 
 class ToolReturned(Data, frozen=True, kw_only=True):
-    """Every call ends in exactly one of these. An output too large for an event is in `blob`, `output` holds its head."""
+    """Every call ends in exactly one of these. An output too large for an event is in `blob`; `output` holds its
+    head."""
 
     run: int
     attempt: int
@@ -289,7 +293,7 @@ TYPES: dict[str, type[Fact]] = {
 NAMES: dict[type[Data], str] = {kind: name for name, kind in TYPES.items()}
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A fact and its circumstances. `time` is the writer's estimate of the broker's clock: shown, never decided on."""
 
     id: str
@@ -309,7 +313,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         return self.data.type if isinstance(self.data, Unknown) else NAMES[type(self.data)]
 
 
-class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+class Recorded(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An event as the log has it: numbered by the stream's sequence, dated by the broker."""
 
     seq: int

@@ -1,8 +1,9 @@
 """From events to what the model sees. One builder: `build(events, run)` is a pure function of the events.
 
 A turn's messages stand where the run that took them started, whatever came between; each tool result stands directly
-behind the reply that asked for it. What nobody took, was withdrawn, or was cancelled before it started is not there.
-Reasoning and errors never appear. A turn that failed or was cancelled keeps what was said and done.
+behind the reply that asked for it, and a call that has none yet shows a placeholder that is never stored. What nobody
+took, was withdrawn, or was cancelled before it started is not there. Reasoning and errors never appear. A turn that
+failed or was cancelled keeps what was said and done.
 """
 
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from turnstream.session.events import (
+    Blob,
     MessagePosted,
     ModelReplied,
     Recorded,
@@ -21,6 +23,10 @@ from turnstream.session.events import (
 
 RESULT_MAX = 8 * 1024
 """Bytes of UTF-8 of a tool result that the model sees; the rest is cut with a notice."""
+RUNNING = '{"status":"running"}'
+"""What a call shows that has no result yet."""
+INTERRUPTED = "interrupted: there is no result"
+"""What a call shows whose turn ended without its result."""
 
 
 class UserMessage(msgspec.Struct, frozen=True, tag="user"):
@@ -47,9 +53,16 @@ Message = UserMessage | AssistantMessage | ToolMessage
 class _Turn:
     def __init__(self) -> None:
         self.prompt: list[UserMessage] = []
-        self.replies: list[ModelReplied] = []
-        self.results: dict[str, ToolReturned] = {}
+        self.replies: list[tuple[ModelReplied, dict[str, ToolReturned]]] = []
+        """Each reply with the results of its calls, by id: two replies may use the same id."""
         self.end: RunEnded | None = None
+
+    def take(self, returned: ToolReturned) -> None:
+        """Gives the result to the newest reply that asked for it and has none; a second result is not heard."""
+        for reply, results in reversed(self.replies):
+            if returned.call_id not in results and any(call.id == returned.call_id for call in reply.tool_calls):
+                results[returned.call_id] = returned
+                return
 
 
 def build(events: Iterable[Recorded], run: int | None = None) -> tuple[Message, ...]:
@@ -65,9 +78,9 @@ def build(events: Iterable[Recorded], run: int | None = None) -> tuple[Message, 
                 turn = turns.setdefault(started.run, _Turn())
                 turn.prompt += [UserMessage(text_of(said[name])) for name in started.message_ids if name in said]
             case ModelReplied() as replied if replied.run in turns:
-                turns[replied.run].replies.append(replied)
+                turns[replied.run].replies.append((replied, {}))
             case ToolReturned() as returned if returned.run in turns:
-                turns[returned.run].results.setdefault(returned.call_id, returned)
+                turns[returned.run].take(returned)
             case RunEnded() as ended if ended.run in turns and turns[ended.run].end is None:
                 turns[ended.run].end = ended
             case _:
@@ -83,24 +96,29 @@ def text_of(posted: MessagePosted) -> str:
 
 def _messages(turn: _Turn) -> Iterable[Message]:
     yield from turn.prompt
-    for reply in turn.replies:
+    for reply, results in turn.replies:
         yield AssistantMessage(reply.content, reply.tool_calls)
         for call in reply.tool_calls:
-            if call.id in turn.results:
-                yield _result(call, turn.results[call.id])
+            yield _result(call, results.get(call.id), ended=turn.end is not None)
     if turn.end and turn.end.content:
-        yield AssistantMessage(turn.end.content)
+        yield AssistantMessage(_whole(turn.end.content, turn.end.blob))
 
 
-def _result(call: ToolCall, returned: ToolReturned) -> ToolMessage:
+def _result(call: ToolCall, returned: ToolReturned | None, *, ended: bool) -> ToolMessage:
+    if returned is None:
+        return ToolMessage(call.id, call.name, INTERRUPTED if ended else RUNNING, ended)
     text = returned.output if returned.status == "ok" else f"{returned.status}: {returned.error}"
-    if returned.blob:
-        text += f"\n[cut: the whole result has {returned.blob.size} bytes]"
-    return ToolMessage(call.id, call.name, cut(text, RESULT_MAX), returned.status != "ok")
+    return ToolMessage(call.id, call.name, _whole(cut(text, RESULT_MAX), returned.blob), returned.status != "ok")
+
+
+def _whole(head: str, blob: Blob | None) -> str:
+    return f"{head}\n[cut: the whole has {blob.size} bytes]" if blob else head
 
 
 def cut(text: str, limit: int) -> str:
-    """At most `limit` bytes of UTF-8, cut between characters, with a notice of what is missing."""
+    """The first `limit` bytes of UTF-8 at most, cut between characters, and behind them a notice of what is missing."""
+    if len(text) * 4 <= limit:
+        return text
     data = text.encode()
     if len(data) <= limit:
         return text

@@ -77,9 +77,10 @@ Effect = Start | CallModel | CallTool | Settle | End
 
 
 def plan(session: Session, now: int, drive: Drive) -> tuple[Effect, ...]:
-    """`now` is broker time in milliseconds. Effects of one run only; run effects only for attempts of this drive."""
+    """`now` is broker time in milliseconds. Effects of one run only, of the drive's own queue; run effects only for
+    attempts of this drive, except what ends a run that it may take over."""
     for run in session.runs:
-        if effects := _of_run(session, run, now, drive):
+        if run.spec.queue == drive.queue and (effects := _of_run(session, run, now, drive)):
             return effects
     return ()
 
@@ -90,10 +91,12 @@ def next_due(session: Session) -> int | None:
 
 
 def blocked_by(session: Session, drive: Drive) -> Wake | None:
-    """The wake-up whose runner holds the turn, if that is another drive's: whether it is still in `WORK` decides whether
-    this drive may take the run over."""
+    """The wake-up whose runner holds the turn, if that is another drive of this queue: whether it is still in `WORK`
+    decides whether this drive may take the run over. A run of another queue blocks nobody: its end wakes who waits."""
     holder = session.holder
-    return None if holder is None or drive.owns(session, holder) else holder.wake
+    if holder is None or holder.spec.queue != drive.queue or drive.owns(session, holder):
+        return None
+    return holder.wake
 
 
 def _of_run(session: Session, run: Run, now: int, drive: Drive) -> tuple[Effect, ...]:
@@ -105,7 +108,7 @@ def _of_run(session: Session, run: Run, now: int, drive: Drive) -> tuple[Effect,
     if closing := _closing(run, now, taken_over=not mine):
         return _close(session, run, closing)
     if not mine:
-        return (_start(session, run, "recovery", ()),)
+        return (_start(session, run),)
     if run.open_calls:
         return tuple(_of_call(session, run, call) for call in run.open_calls)
     step = run.steps + 1
@@ -113,15 +116,9 @@ def _of_run(session: Session, run: Run, now: int, drive: Drive) -> tuple[Effect,
 
 
 def _of_queued(session: Session, run: Run, now: int, drive: Drive) -> tuple[Effect, ...]:
-    if run.spec.queue != drive.queue:
-        return ()
-    if run.attempt and (closing := _closing(run, now, taken_over=False)):
+    if run.taken and (closing := _closing(run, now, taken_over=False)):
         return _close(session, run, closing)
-    if session.next_run is None or session.next_run.n != run.n:
-        return ()
-    if run.attempt:
-        return (_start(session, run, "handover", ()),)
-    return (_start(session, run, "message", run.message_ids),)
+    return (_start(session, run),) if session.next_run is run else ()
 
 
 def _closing(run: Run, now: int, *, taken_over: bool) -> tuple[EndStatus, Error | None] | None:
@@ -139,7 +136,7 @@ def _closing(run: Run, now: int, *, taken_over: bool) -> tuple[EndStatus, Error 
         return "failed", Error(code="budget_exceeded", message=f"more than {limits.max_tool_calls} tool calls")
     if limits.max_tokens is not None and run.usage.total > limits.max_tokens:
         return "failed", Error(code="budget_exceeded", message=f"more than {limits.max_tokens} tokens")
-    if run.open_calls or run.steps == 0:
+    if run.steps == 0:
         return None
     if run.steps >= limits.max_steps:
         return "failed", Error(code="max_steps_exceeded", message=f"no answer after {limits.max_steps} steps")
@@ -152,10 +149,14 @@ def _close(session: Session, run: Run, closing: tuple[EndStatus, Error | None]) 
     """Every open call gets its result first, then the run ends."""
     status, error = closing
     if run.open_calls:
-        why = f"the run ended ({status}) before the tool returned"
-        return tuple(_settle(session, run, call, "interrupted", why) for call in run.open_calls)
+        return tuple(_settle(session, run, call, "interrupted", _why(call, status)) for call in run.open_calls)
     key = f"{_key(session, run, 0)}:end:{status}"
     return (End(key=key, run=run.n, attempt=run.attempt, status=status, error=error),)
+
+
+def _why(call: Call, status: EndStatus) -> str:
+    ended = f"the run ended ({status}) before the tool returned"
+    return f"{ended}; it may or may not have taken effect" if call.started else ended
 
 
 def _of_call(session: Session, run: Run, call: Call) -> Effect:
@@ -171,7 +172,8 @@ def _settle(session: Session, run: Run, call: Call, status: ToolStatus, why: str
     return Settle(key=key, run=run.n, attempt=run.attempt, call=call, status=status, why=why)
 
 
-def _start(session: Session, run: Run, trigger: Trigger, message_ids: tuple[str, ...]) -> Start:
+def _start(session: Session, run: Run) -> Start:
+    trigger, message_ids = run.next_start()
     attempt = run.attempt + 1
     key = f"{session.key.account}/{session.key.run(run.n)}:start:{attempt}"
     return Start(key=key, run=run.n, attempt=attempt, trigger=trigger, message_ids=message_ids)

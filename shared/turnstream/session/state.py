@@ -9,6 +9,8 @@ the README is checked against it. An event that fits no edge is ignored when rea
 that refuses to write one.
 """
 
+from collections.abc import Iterable
+from itertools import chain
 from typing import assert_never
 
 import msgspec
@@ -32,18 +34,22 @@ from turnstream.session.events import (
     SessionOpened,
     SessionUpdated,
     Spec,
-    Starts,
     TitleSource,
     ToolReturned,
     ToolStarted,
+    Trigger,
     Unknown,
     Usage,
     Wake,
 )
+from turnstream.session.recent import Recent
 
 FOLD_VERSION = 1
-RECEIPTS = 1000
-"""How many idempotency keys a session remembers, besides the one that opened it."""
+REMEMBERED = 1000
+"""How many idempotency keys, and how many message ids, a session remembers at least. The key that opened it is
+remembered for ever."""
+TURNS = 64
+"""How many turns lie in one block: ending a turn copies the last block, not all turns."""
 
 EDGES: dict[RunStatus | None, dict[str, frozenset[RunStatus]]] = {
     None: {"message.posted": frozenset({"queued"})},
@@ -70,14 +76,15 @@ def has_edge(status: RunStatus, event: str, to: RunStatus) -> bool:
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A tool call that has no result yet. `started` is the attempt that began it (tools that are not idempotent), else 0."""
+    """A tool call that has no result yet. `started` is the attempt that began it (only of tools that are not
+    idempotent), else 0."""
 
     id: str
     name: str
     started: int = 0
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A run that has not ended."""
 
     n: int
@@ -108,9 +115,25 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def limits(self) -> Limits:
         return self.spec.limits
 
+    @property
+    def taken(self) -> bool:
+        """Whether its message was taken: it has been started."""
+        return self.attempt > 0
+
+    def next_start(self) -> tuple[Trigger, tuple[str, ...]]:
+        """Why the next attempt starts, and the messages that its start names: each message is taken once."""
+        if self.status == "running":
+            return "recovery", ()
+        return ("handover", ()) if self.taken else ("message", self.message_ids)
+
+    def call(self, call_id: str) -> Call | None:
+        """The open call of this id."""
+        return next((call for call in self.open_calls if call.id == call_id), None)
+
 
 class Turn(msgspec.Struct, frozen=True):
-    """A run that has ended: where its events begin and their bytes, so that history can start reading where it needs to."""
+    """A run that has ended: where its events begin and how many bytes they have, so that history can start reading
+    where it needs to."""
 
     run: int
     seq: int
@@ -127,7 +150,7 @@ class Receipt(msgspec.Struct, frozen=True):
     routed: Routed | None = None
 
 
-class Session(msgspec.Struct, frozen=True, kw_only=True):
+class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A session as of `seq`, the sequence of its last event; `seq` 0 is one that does not exist."""
 
     key: SessionKey
@@ -142,8 +165,10 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     last_run: int = 0
     last_end: RunStatus | None = None
     """Status of the run that ended last."""
-    turns: tuple[Turn, ...] = ()
-    receipts: dict[str, Receipt] = {}
+    turn_blocks: tuple[tuple[Turn, ...], ...] = ()
+    receipts: Recent[Receipt] = Recent(REMEMBERED)
+    messages: Recent[int] = Recent(REMEMBERED)
+    """The run that each message started or is queued for, 0 for none."""
     opening: tuple[str, Receipt] | None = None
 
     @property
@@ -154,9 +179,17 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     def agent_name(self) -> str:
         return self.agent or DEFAULT_AGENT
 
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The runs that were started and have ended, in the order of their ends."""
+        return tuple(chain.from_iterable(self.turn_blocks))
+
     def run(self, n: int) -> Run | None:
         """The run of this number if it has not ended."""
-        return next((run for run in self.runs if run.n == n), None)
+        for run in self.runs:
+            if run.n == n:
+                return run
+        return None
 
     def receipt(self, key: str | None) -> Receipt | None:
         if key is None:
@@ -168,17 +201,20 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def holder(self) -> Run | None:
         """The run that holds the turn."""
-        return next((run for run in self.runs if run.status == "running"), None)
+        for run in self.runs:
+            if run.status == "running":
+                return run
+        return None
 
     @property
     def next_run(self) -> Run | None:
         """The run that may start now: resumed runs go before runs that never started."""
         if self.holder:
             return None
-        return min(self.runs, key=lambda run: (run.attempt == 0, run.n), default=None)
+        return min(self.runs, key=lambda run: (not run.taken, run.n), default=None)
 
 
-def fold(session: Session, events: "list[Recorded] | tuple[Recorded, ...]") -> Session:
+def fold(session: Session, events: Iterable[Recorded]) -> Session:
     for recorded in events:
         session = evolve(session, recorded)
     return session
@@ -188,63 +224,44 @@ def evolve(session: Session, recorded: Recorded) -> Session:
     """The session after this event. Events come in the order of their sequence; none is left out."""
     event = recorded.event
     data = event.data
+    if event.idempotency_key is not None:
+        session = _remember(session, recorded, event.idempotency_key)
     session = msgspec.structs.replace(session, seq=recorded.seq, opened_at=session.opened_at or recorded.time)
     match data:
         case SessionOpened():
-            session = _opened(session, data)
+            return _opened(session, data)
         case SessionUpdated():
-            session = msgspec.structs.replace(
+            return msgspec.structs.replace(
                 session,
                 title_source=data.title.source if data.title else session.title_source,
                 agent=data.agent if data.agent is not None else session.agent,
                 policy=data.policy if data.policy is not None else session.policy,
             )
         case MessagePosted():
-            session = _posted(session, recorded, data)
+            return _posted(session, recorded, data)
         case MessageWithdrawn():
-            run = next((run for run in session.runs if data.message_id in run.message_ids), None)
-            if run and has_edge(run.status, "message.withdrawn", "cancelled"):
-                session = _ended(session, run, recorded, "cancelled")
+            return _withdrawn(session, recorded, data)
         case RunStarted():
-            session = _started(session, recorded, data)
+            return _started(session, recorded, data)
         case RunReleased():
-            if (run := session.run(data.run)) and run.attempt == data.attempt:
-                session = _with(session, run, recorded, status="queued")
+            return _released(session, recorded, data)
         case ModelReplied():
-            if (run := session.run(data.run)) and run.attempt == data.attempt:
-                session = _with(
-                    session,
-                    run,
-                    recorded,
-                    steps=data.step,
-                    tool_calls=run.tool_calls + len(data.tool_calls),
-                    reply_seq=recorded.seq,
-                    open_calls=tuple(Call(call.id, call.name) for call in data.tool_calls),
-                    usage=run.usage + data.usage,
-                    recoveries=0,
-                )
+            return _replied(session, recorded, data)
         case ToolStarted():
-            if (run := session.run(data.run)) and run.attempt == data.attempt:
-                calls = tuple(
-                    Call(call.id, call.name, data.attempt) if call.id == data.call_id else call
-                    for call in run.open_calls
-                )
-                session = _with(session, run, recorded, open_calls=calls)
+            return _tool_started(session, recorded, data)
         case ToolReturned():
-            if (run := session.run(data.run)) and run.attempt == data.attempt:
-                calls = tuple(call for call in run.open_calls if call.id != data.call_id)
-                session = _with(session, run, recorded, open_calls=calls, recoveries=0)
+            return _tool_returned(session, recorded, data)
         case RunCancelRequested():
-            if run := session.run(data.run):
-                session = _with(session, run, recorded, cancel=True)
+            run = session.run(data.run)
+            return _with(session, run, recorded, cancel=True) if run else session
         case RunEnded():
-            if (run := session.run(data.run)) and has_edge(run.status, "run.ended", data.status):
-                session = _ended(session, run, recorded, data.status)
+            run = session.run(data.run)
+            ends = run is not None and has_edge(run.status, "run.ended", data.status)
+            return _ended(session, run, recorded, data.status) if run and ends else session
         case Unknown():
-            pass
+            return session
         case _:
             assert_never(data)
-    return _remember(session, recorded)
 
 
 def _opened(session: Session, opens: Opens) -> Session:
@@ -260,9 +277,10 @@ def _opened(session: Session, opens: Opens) -> Session:
 def _posted(session: Session, recorded: Recorded, data: MessagePosted) -> Session:
     if data.opens:
         session = _opened(session, data.opens)
-    routing: Starts | None = data.starts or data.queued
+    routing = data.starts or data.queued
+    messages = session.messages.add(data.message_id, routing.run if routing else 0)
     if routing is None:
-        return session
+        return msgspec.structs.replace(session, messages=messages)
     run = Run(
         n=routing.run,
         spec=routing.spec,
@@ -271,12 +289,20 @@ def _posted(session: Session, recorded: Recorded, data: MessagePosted) -> Sessio
         requested_at=recorded.time,
         size=recorded.size,
     )
-    return msgspec.structs.replace(session, runs=(*session.runs, run), last_run=routing.run)
+    return msgspec.structs.replace(session, messages=messages, runs=(*session.runs, run), last_run=routing.run)
+
+
+def _withdrawn(session: Session, recorded: Recorded, data: MessageWithdrawn) -> Session:
+    for run in session.runs:
+        if data.message_id in run.message_ids:
+            withdraws = not run.taken and has_edge(run.status, "message.withdrawn", "cancelled")
+            return _ended(session, run, recorded, "cancelled") if withdraws else session
+    return session
 
 
 def _started(session: Session, recorded: Recorded, data: RunStarted) -> Session:
     run = session.run(data.run)
-    if run is None or not has_edge(run.status, "run.started", "running"):
+    if run is None or data.attempt <= run.attempt or not has_edge(run.status, "run.started", "running"):
         return session
     return _with(
         session,
@@ -288,39 +314,88 @@ def _started(session: Session, recorded: Recorded, data: RunStarted) -> Session:
         runner=data.runner,
         wake=data.wake,
         deadline=run.deadline if run.deadline is not None else recorded.time + run.limits.timeout,
-        recoveries=run.recoveries + (data.trigger == "recovery"),
+        recoveries=run.recoveries + (run.status == "running"),
     )
+
+
+def _released(session: Session, recorded: Recorded, data: RunReleased) -> Session:
+    run = _at(session, data.run, data.attempt)
+    releases = run is not None and has_edge(run.status, "run.released", "queued")
+    return _with(session, run, recorded, status="queued") if run and releases else session
+
+
+def _replied(session: Session, recorded: Recorded, data: ModelReplied) -> Session:
+    run = _at(session, data.run, data.attempt)
+    if run is None:
+        return session
+    return _with(
+        session,
+        run,
+        recorded,
+        steps=data.step,
+        tool_calls=run.tool_calls + len(data.tool_calls),
+        reply_seq=recorded.seq,
+        open_calls=tuple(Call(call.id, call.name) for call in data.tool_calls),
+        usage=run.usage + data.usage,
+        recoveries=0,
+    )
+
+
+def _tool_started(session: Session, recorded: Recorded, data: ToolStarted) -> Session:
+    run = _at(session, data.run, data.attempt)
+    if run is None:
+        return session
+    calls = tuple(
+        Call(call.id, call.name, data.attempt) if call.id == data.call_id else call for call in run.open_calls
+    )
+    return _with(session, run, recorded, open_calls=calls, recoveries=0)
+
+
+def _tool_returned(session: Session, recorded: Recorded, data: ToolReturned) -> Session:
+    run = _at(session, data.run, data.attempt)
+    if run is None:
+        return session
+    calls = tuple(call for call in run.open_calls if call.id != data.call_id)
+    return _with(session, run, recorded, open_calls=calls, recoveries=0)
+
+
+def _at(session: Session, n: int, attempt: int) -> Run | None:
+    """The run, if this attempt is its current one."""
+    run = session.run(n)
+    return run if run and run.attempt == attempt else None
 
 
 def _with(session: Session, run: Run, recorded: Recorded, **changes: object) -> Session:
     changed = msgspec.structs.replace(run, size=run.size + recorded.size, **changes)
-    runs = tuple(changed if other.n == run.n else other for other in session.runs)
+    runs = tuple([changed if other is run else other for other in session.runs])
     return msgspec.structs.replace(session, runs=runs)
 
 
 def _ended(session: Session, run: Run, recorded: Recorded, status: RunStatus) -> Session:
-    runs = tuple(other for other in session.runs if other.n != run.n)
-    turns = session.turns
-    if run.attempt:
-        turns = (*turns, Turn(run.n, run.requested_seq, run.size + recorded.size))
-    return msgspec.structs.replace(session, runs=runs, turns=turns, last_end=status)
+    runs = tuple([other for other in session.runs if other is not run])
+    if not run.taken:
+        return msgspec.structs.replace(session, runs=runs, last_end=status)
+    turn = Turn(run.n, run.requested_seq, run.size + recorded.size)
+    blocks = session.turn_blocks
+    if blocks and len(blocks[-1]) < TURNS:
+        blocks = (*blocks[:-1], (*blocks[-1], turn))
+    else:
+        blocks = (*blocks, (turn,))
+    return msgspec.structs.replace(session, runs=runs, turn_blocks=blocks, last_end=status)
 
 
-def _remember(session: Session, recorded: Recorded) -> Session:
-    event = recorded.event
-    if event.idempotency_key is None:
-        return session
-    data = event.data
-    receipt = Receipt(recorded.seq, event.body_digest)
-    if isinstance(data, MessagePosted):
-        routing = data.starts or data.queued
-        routed: Routed = "started" if data.starts else "queued" if data.queued else "none"
-        receipt = Receipt(recorded.seq, event.body_digest, data.message_id, routing.run if routing else 0, routed)
-    elif isinstance(data, RunCancelRequested | RunEnded):
-        receipt = Receipt(recorded.seq, event.body_digest, run=data.run)
+def _remember(session: Session, recorded: Recorded, key: str) -> Session:
+    data = recorded.event.data
+    digest = recorded.event.body_digest
+    match data:
+        case MessagePosted():
+            routing = data.starts or data.queued
+            routed: Routed = "started" if data.starts else "queued" if data.queued else "none"
+            receipt = Receipt(recorded.seq, digest, data.message_id, routing.run if routing else 0, routed)
+        case RunCancelRequested() | RunEnded():
+            receipt = Receipt(recorded.seq, digest, run=data.run)
+        case _:
+            receipt = Receipt(recorded.seq, digest)
     if recorded.previous == 0:
-        return msgspec.structs.replace(session, opening=(event.idempotency_key, receipt))
-    receipts = {**session.receipts, event.idempotency_key: receipt}
-    while len(receipts) > RECEIPTS:
-        del receipts[next(iter(receipts))]
-    return msgspec.structs.replace(session, receipts=receipts)
+        return msgspec.structs.replace(session, opening=(key, receipt))
+    return msgspec.structs.replace(session, receipts=session.receipts.add(key, receipt))
