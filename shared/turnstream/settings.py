@@ -84,6 +84,7 @@ class Settings(BaseSettings):
 
     data_dir: Path = Field(Path(".turnstream"), description="where the embedded server and SQLite keep their files")
     nats_url: str = Field("", description="NATS server; empty: the embedded one (only `dev` and `demo` have one)")
+    nats_port: Port = Field(4222, description="port of the embedded server; 0: any free one")
     nats_user: str = Field("", description="user name at the NATS server")
     nats_password: SecretStr = Field(SecretStr(""), description="password at the NATS server")
     nats_creds: Path | None = Field(None, description="NATS credentials file (JWT and seed)")
