@@ -51,7 +51,7 @@ class NatsServer:
         self.log_path = store / "nats.log"
         self._config = config
         self._sync_interval = sync_interval
-        self._name = name
+        self.name = name
         self._port = port or -1
         self._monitoring = -1
         self._process: subprocess.Popen[bytes] | None = None
@@ -130,7 +130,7 @@ class NatsServer:
     def _configuration(self) -> str:
         sync = f"  sync_interval: {self._sync_interval}\n" if self._sync_interval else ""
         return (
-            f'server_name: "{self._name}"\n'
+            f'server_name: "{self.name}"\n'
             f'listen: "127.0.0.1:{self._port}"\n'
             f'http: "127.0.0.1:{self._monitoring}"\n'
             f"ports_file_dir: {_quoted(self.store)}\n"

@@ -1,0 +1,1 @@
+"""What tests stand on: real servers, real processes, waiting for conditions."""
