@@ -1,0 +1,140 @@
+"""Asks a running Turnstream over HTTP. Every failure is a `CommandError` with one line that says what to do."""
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import httpx
+from cyclopts import Parameter
+
+from turnstream_cli.exits import CommandError, Exit
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+SILENCE = 60.0
+"""Seconds without a byte, keep-alives included, after which a stream counts as dead."""
+_TRIES = 6
+"""A write whose answer was lost is asked again, with the same key, over about six seconds."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Connect:
+    """Where Turnstream is, and who asks."""
+
+    url: Annotated[str | None, Parameter(env_var="TURNSTREAM_URL")] = None
+    """Address of the API; default: the `turnstream dev` that runs on this data directory, else http://127.0.0.1:8080."""
+    key: Annotated[str | None, Parameter(env_var="TURNSTREAM_API_KEY")] = None
+    """API key; needed where keys exist."""
+
+
+HERE = Connect()
+"""What the environment says."""
+
+
+class Refused(CommandError):
+    """The API's problem document, in one line."""
+
+    def __init__(self, problem: Mapping[str, Any], status: int) -> None:
+        text = problem.get("detail") or problem.get("title") or f"status {status}"
+        known = {"type", "title", "status", "detail", "code", "request_id"}
+        extra = "".join(f", {name}: {value}" for name, value in problem.items() if name not in known)
+        super().__init__(f"{text} ({problem.get('code') or status}{extra})", Exit.REFUSED)
+        self.status = status
+        self.problem = problem
+
+
+class Client:
+    """One conversation with the API. `post` and its like carry an idempotency key, so that a repeat has one effect."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.http = http
+        self.url = str(http.base_url).rstrip("/")
+
+    async def get(self, path: str, **params: object) -> Any:
+        return await self._ask("GET", path, params=params)
+
+    async def post(self, path: str, body: Mapping[str, object] | None = None) -> Any:
+        return await self._ask("POST", path, body=body or {}, key=str(uuid.uuid4()))
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, object] | None = None,
+        body: Mapping[str, object] | None = None,
+        key: str | None = None,
+    ) -> Any:
+        headers = {"Idempotency-Key": key} if key else {}
+        given = {name: _plain(value) for name, value in (params or {}).items() if value is not None}
+        for attempt in range(1, _TRIES + 1):
+            try:
+                answer = await self.http.request(method, path, params=given, json=body, headers=headers)
+                break
+            except httpx.TransportError as error:
+                never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) and attempt == 1
+                if key is None or never_sent or attempt == _TRIES:
+                    raise self.unreachable(error) from None
+                await asyncio.sleep(0.1 * 2**attempt)
+        return _body(answer)
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, params: Mapping[str, str], headers: Mapping[str, str]
+    ) -> AsyncIterator[httpx.Response]:
+        """An open stream of server-sent events. Raises `Refused`; transport errors are the caller's."""
+        timeout = httpx.Timeout(10.0, read=SILENCE)
+        async with self.http.stream("GET", path, params=params, headers=headers, timeout=timeout) as answer:
+            if answer.status_code != 200:
+                await answer.aread()
+                _body(answer)
+            yield answer
+
+    def unreachable(self, error: Exception) -> CommandError:
+        reason = str(error) or type(error).__name__
+        return CommandError(
+            f"no Turnstream answers at {self.url}: {reason}; start one with `turnstream dev`, or name yours with --url",
+            Exit.UNREACHABLE,
+        )
+
+
+@asynccontextmanager
+async def connected(connect: Connect, *, timeout: float = 30.0) -> AsyncIterator[Client]:
+    """A client for the given address, else the one of the `turnstream dev` on this data directory, else the default."""
+    url = (connect.url or _running() or DEFAULT_URL).rstrip("/")
+    if not url.startswith(("http://", "https://")):
+        raise CommandError(f"--url must start with http:// or https://, not {url!r}", Exit.USAGE)
+    headers = {"Authorization": f"Bearer {connect.key}"} if connect.key else {}
+    # Loopback needs no proxy; anywhere else the environment's proxies hold.
+    local = url.split("://", 1)[1].startswith(("127.", "localhost", "[::1]"))
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, trust_env=not local) as http:
+        yield Client(http)
+
+
+def _running() -> str | None:
+    from turnstream.settings import SettingsError, load
+    from turnstream_cli.place import read_addresses
+
+    try:
+        addresses = read_addresses(load().data_dir)
+    except SettingsError:  # a client needs none of them
+        return None
+    return addresses.http if addresses else None
+
+
+def _plain(value: object) -> str:
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)
+
+
+def _body(answer: httpx.Response) -> Any:
+    try:
+        body = answer.json() if answer.content else None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        body = None
+    if answer.is_success:
+        return body
+    raise Refused(body if isinstance(body, dict) else {}, answer.status_code)

@@ -1,0 +1,221 @@
+"""`sessions`, `runs`, `steps`, `ops`: what a running Turnstream says of itself, through its API."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from cyclopts import App
+
+from turnstream.ids import parse_run_id
+from turnstream_cli import show
+from turnstream_cli.client import HERE, Client, Connect, connected
+from turnstream_cli.exits import CommandError, Exit
+from turnstream_cli.talk import checked
+
+PAGE = 200
+
+runs = App(name="runs", help="List, show and cancel runs.")
+
+
+async def sessions(
+    session: str | None = None,
+    *,
+    status: Literal["idle", "busy", "error"] | None = None,
+    agent: str | None = None,
+    q: str | None = None,
+    limit: int = 50,
+    json: bool = False,
+    connect: Connect = HERE,
+) -> None:
+    """List sessions, the latest touched first, or show one.
+
+    Parameters
+    ----------
+    session
+        Show only this one.
+    status
+        Only those in this state.
+    agent
+        Only those of this agent.
+    q
+        Only those whose title holds this.
+    limit
+        How many at most; 0 for all.
+    json
+        Print one line of JSON a session.
+    """
+    async with connected(connect) as client:
+        if session is not None:
+            one = await client.get(f"/v1/sessions/{checked(session)}")
+            show.print_json(one) if json else show.pairs(show.console(), _timed(one))
+            return
+        rows = await _listed(client, "/v1/sessions", limit, status=status, agent=agent, q=q)
+    if json:
+        _lines(rows)
+        return
+    columns = ("session", "status", "agent", "title", "active run", "seq", "touched")
+    cells = [
+        (
+            row["id"],
+            show.styled(row["status"]),
+            row["agent"],
+            row["title"],
+            row["active_run"],
+            row["seq"],
+            show.local_time(row["updated_at"]),
+        )
+        for row in rows
+    ]
+    show.table(show.console(), columns, cells, empty="no sessions")
+
+
+@runs.default
+@runs.command(name="list")
+async def runs_list(
+    *,
+    session: str | None = None,
+    status: Literal["queued", "running", "completed", "failed", "cancelled", "timed_out"] | None = None,
+    agent: str | None = None,
+    limit: int = 50,
+    json: bool = False,
+    connect: Connect = HERE,
+) -> None:
+    """List runs, newest first.
+
+    Parameters
+    ----------
+    session
+        Only those of this session.
+    status
+        Only those in this state.
+    agent
+        Only those of this agent.
+    limit
+        How many at most; 0 for all.
+    json
+        Print one line of JSON a run.
+    """
+    async with connected(connect) as client:
+        rows = await _listed(client, "/v1/runs", limit, session=session, status=status, agent=agent)
+    if json:
+        _lines(rows)
+        return
+    columns = ("run", "status", "agent", "attempt", "asked", "took", "tokens")
+    cells = [
+        (
+            row["id"],
+            show.styled(row["status"]),
+            row["agent"],
+            row["attempt"],
+            show.local_time(row["created_at"]),
+            show.duration(row["ended_at"] - row["created_at"]) if row["ended_at"] else "…",
+            row["usage"].get("input_tokens", 0) + row["usage"].get("output_tokens", 0),
+        )
+        for row in rows
+    ]
+    show.table(show.console(), columns, cells, empty="no runs")
+
+
+@runs.command(name="show")
+async def runs_show(run: str, *, json: bool = False, connect: Connect = HERE) -> None:
+    """Show one run.
+
+    Parameters
+    ----------
+    run
+        The run's id, `<session>.<n>`.
+    json
+        Print it as JSON.
+    """
+    async with connected(connect) as client:
+        one = await client.get(f"/v1/runs/{_run(run)}")
+    show.print_json(one) if json else show.pairs(show.console(), _timed(one))
+
+
+@runs.command(name="cancel")
+async def runs_cancel(run: str, *, reason: str = "", json: bool = False, connect: Connect = HERE) -> None:
+    """Cancel a run. One that has ended already stays as it is.
+
+    Parameters
+    ----------
+    run
+        The run's id, `<session>.<n>`.
+    reason
+        Why; it is stored with the cancel.
+    json
+        Print the answer as JSON.
+    """
+    async with connected(connect) as client:
+        answer = await client.post(f"/v1/runs/{_run(run)}/cancel", {"reason": reason} if reason else {})
+    show.print_json(answer) if json else print(f"{run}: {answer.get('status', 'cancel asked for')}")
+
+
+async def steps(run: str, *, json: bool = False, connect: Connect = HERE) -> None:
+    """Show a run's model calls and tools as a waterfall.
+
+    Parameters
+    ----------
+    run
+        The run's id, `<session>.<n>`.
+    json
+        Print one line of JSON a step.
+    """
+    async with connected(connect) as client:
+        answer = await client.get(f"/v1/runs/{_run(run)}/steps")
+    if json:
+        _lines(answer["items"])
+    else:
+        show.waterfall(show.console(), answer["items"])
+
+
+async def ops(*, json: bool = False, connect: Connect = HERE) -> None:
+    """Show how Turnstream is: lag, streams, consumers, stuck runs.
+
+    Parameters
+    ----------
+    json
+        Print one JSON object.
+    """
+    async with connected(connect) as client:
+        parts = {name: await client.get(f"/v1/ops/{name}") for name in ("overview", "streams", "consumers", "views")}
+    if json:
+        show.print_json(parts)
+        return
+    console = show.console()
+    for name, part in parts.items():
+        console.print(f"\n{name}", style="bold")
+        if isinstance(items := part.get("items"), list):
+            columns = list(items[0]) if items else []
+            show.table(console, columns, [tuple(item.values()) for item in items], empty="none")
+        else:
+            show.pairs(console, part)
+
+
+async def _listed(client: Client, path: str, limit: int, **filters: object) -> list[dict[str, Any]]:
+    """The items of as many pages as `limit` needs; 0: of all."""
+    if limit < 0:
+        raise CommandError("--limit must not be negative", Exit.USAGE)
+    found: list[dict[str, Any]] = []
+    cursor: str | None = None
+    while True:
+        size = min(PAGE, limit - len(found)) if limit else PAGE
+        page = await client.get(path, limit=size, cursor=cursor, **filters)
+        found += page["items"]
+        cursor = page.get("next")
+        if cursor is None or (limit and len(found) >= limit):
+            return found
+
+
+def _run(text: str) -> str:
+    """The run's id, if it can be one. Raises `CommandError`."""
+    if parse_run_id(text) is None:
+        raise CommandError(f"{text!r} is no run's id: it is `<session>.<n>`, such as hello.1", Exit.USAGE)
+    return text
+
+
+def _timed(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: show.local_time(value) if name.endswith("_at") else value for name, value in one.items()}
+
+
+def _lines(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        show.print_json(row)

@@ -1,0 +1,72 @@
+"""`turnstream …`: reads the command line, runs the command, turns its end into an exit code."""
+
+import asyncio
+import inspect
+import sys
+from importlib.metadata import version
+from typing import Any
+
+from cyclopts import App, CycloptsError
+from rich.console import Console
+
+from turnstream.broker.errors import BrokerFault
+from turnstream.settings import SettingsError
+from turnstream_cli import demo, look, serve, talk, tend
+from turnstream_cli.exits import CommandError, Exit
+
+HELP = """Event-sourced sessions and runs for AI agents.
+
+Exit codes: 0 done · 1 it did not come out well (a run failed, `fsck` found a fault) · 2 wrong argument or setting ·
+3 Turnstream does not answer · 4 Turnstream refused · 130 interrupted.
+"""
+
+
+def build() -> App:
+    app = App(name="turnstream", help=HELP, version=version("turnstream"))
+    for group, commands in {
+        "Start": (serve.dev, demo.demo, serve.api, serve.runner, serve.projector),
+        "Talk and look (any running Turnstream, --url)": (talk.send, talk.tail, look.sessions, look.steps, look.ops),
+        "Tend": (tend.config,),
+    }.items():
+        for command in commands:
+            app.command(command, group=group)
+    for sub, group in ((look.runs, "Talk and look (any running Turnstream, --url)"), (tend.keys, "Tend")):
+        sub.group = group
+        app.command(sub)
+    return app
+
+
+def main(tokens: list[str] | None = None) -> int:
+    errors = Console(stderr=True, highlight=False)
+    try:
+        command, bound, _ = build().parse_args(tokens, exit_on_error=False, print_error=True, error_console=errors)
+        result: Any = command(*bound.args, **bound.kwargs)
+        if inspect.iscoroutine(result):
+            result = asyncio.run(result)
+        return result if isinstance(result, int) else Exit.OK
+    except CycloptsError:
+        return Exit.USAGE
+    except SettingsError as error:
+        return _fail(errors, str(error), Exit.USAGE)
+    except CommandError as error:
+        return _fail(errors, str(error), error.code)
+    except BrokerFault as error:
+        return _fail(errors, f"the NATS server: {error}", Exit.UNREACHABLE)
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone
+        sys.stderr.close()
+        return Exit.OK
+
+
+def run() -> None:
+    sys.exit(main())
+
+
+def _fail(console: Console, message: str, code: Exit) -> int:
+    console.print(f"turnstream: {message}", style="red", markup=False, soft_wrap=True)
+    return code
+
+
+if __name__ == "__main__":
+    run()

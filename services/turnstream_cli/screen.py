@@ -1,0 +1,165 @@
+"""A session's feed for people: what is said appears as it is said, every stored fact as one line.
+
+Where the live text of a step was shown whole, the stored text is not shown again; where some of it was missed, the
+stored one is shown: what is stored is what was said.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from turnstream_cli.follow import CaughtUp, Delta, Disconnected, Event, Item
+from turnstream_cli.show import STYLES, duration, printable
+
+
+class Screen:
+    """Writes to a console. Events may be of types that this release does not know: they get a line all the same."""
+
+    def __init__(self, console: Console, *, say: Callable[[str], None] | None = None) -> None:
+        self._console = console
+        self._say = say or (lambda text: console.print(text, style="dim"))
+        self._clean = printable if console.is_terminal else str
+        self._open: str | None = None
+        """Kind of the live text that the cursor stands in."""
+        self._run = ""
+        self._attempt = 0
+        self._step = 0
+        self._index = 0
+        self._spoken = ""
+        """Live text of the current step; what differs from the stored text is shown from there."""
+
+    def show(self, item: Item) -> None:
+        match item:
+            case Event():
+                self._event(item)
+            case Delta():
+                self._delta(item.record)
+            case Disconnected():
+                self._close()
+                self._say(f"… {item.reason}; connecting again at the last event")
+            case CaughtUp():
+                pass
+
+    def finish(self) -> None:
+        self._close()
+
+    def _delta(self, delta: dict[str, Any]) -> None:
+        run, attempt, step = str(delta["run"]), int(delta["attempt"]), int(delta["step"])
+        if (run, attempt, step) != (self._run, self._attempt, self._step):
+            if run == self._run and (attempt, step) < (self._attempt, self._step):
+                return  # an attempt that was given up still speaks
+            self._close()
+            if (run, attempt) != (self._run, self._attempt):
+                self._index = 0
+            self._run, self._attempt, self._step, self._spoken = run, attempt, step, ""
+        if int(delta["index"]) <= self._index:
+            return
+        missed = int(delta["index"]) > self._index + 1
+        self._index = int(delta["index"])
+        match delta["kind"]:
+            case "text":
+                self._live("text", ("…" if missed else "") + delta["text"])
+                self._spoken += delta["text"] if not missed else "\0"
+            case "reasoning":
+                self._live("reasoning", delta["text"])
+            case "reset":
+                self._close()
+                self._spoken = ""
+                self._line("↺", f"asked again ({delta['text']}); what was shown of this step is void", "yellow")
+            case _:  # tool calls are shown by the events that store them
+                pass
+
+    def _live(self, kind: str, text: str) -> None:
+        if self._open != kind:
+            self._close()
+            self._console.print(Text("◇ " if kind == "reasoning" else "◆ ", style="dim"), end="")
+            self._open = kind
+        self._console.print(
+            Text(self._clean(text), style="dim italic" if kind == "reasoning" else ""), end="", soft_wrap=True
+        )
+
+    def _close(self) -> None:
+        if self._open:
+            self._console.print()
+            self._open = None
+
+    def _line(self, mark: str, text: str, style: str = "", tail: str = "") -> None:
+        self._close()
+        line = Text(f"{mark} ", style="dim") + Text(self._clean(text), style=style)
+        if tail:
+            line += Text(f"  {self._clean(tail)}", style="dim")
+        self._console.print(line, soft_wrap=True)
+
+    def _said(self, data: dict[str, Any]) -> None:
+        """The stored text of a step, unless all of it was shown live."""
+        content = data.get("content", "")
+        shown = self._spoken == content and (self._attempt, self._step) != (0, 0)
+        self._close()
+        if content and not shown:
+            self._line("◆", content)
+        self._spoken = ""
+
+    def _event(self, event: Event) -> None:
+        data, tail = event.data, f"#{event.seq}"
+        match event.type:
+            case "session.opened":
+                self._line("○", "session opened", "dim", tail)
+            case "session.updated":
+                self._line("○", f"session updated: {', '.join(data)}", "dim", tail)
+            case "message.posted":
+                text = "\n  ".join(part.get("text", "") for part in data.get("content", ()))
+                self._line("▸", f"{data.get('author', '')}: {text}", "bold", f"{_routing(data)} {tail}")
+            case "message.withdrawn":
+                self._line("▸", f"message {data['message_id']} withdrawn", "yellow", tail)
+            case "run.started":
+                again = "" if data.get("trigger", "message") == "message" else f", {data['trigger']}"
+                self._line("▶", f"run {data['run']} started", "cyan", f"attempt {data['attempt']}{again} {tail}")
+            case "run.released":
+                self._line("▷", f"run {data['run']} handed over", "yellow", tail)
+            case "model.replied":
+                self._said(data)
+                for call in data.get("tool_calls", ()):
+                    self._line("⚙", f"{call['name']}({call['arguments']})", "magenta", tail)
+            case "tool.started":
+                pass
+            case "tool.returned":
+                self._returned(data, tail)
+            case "run.cancel_requested":
+                self._line("✕", f"cancel of run {data['run']} asked for", "yellow", f"by {data.get('by', '')} {tail}")
+            case "run.ended":
+                self._ended(data, tail)
+            case _:
+                self._line("·", event.type, "dim", tail)
+
+    def _returned(self, data: dict[str, Any], tail: str) -> None:
+        result = data.get("output") or data.get("error", "")
+        short = result if len(result) <= 300 else result[:300] + " …"
+        self._line(
+            "⚙",
+            f"→ {data['status']}: {short}",
+            STYLES.get(data["status"], ""),
+            f"{duration(data.get('duration', 0))} {tail}",
+        )
+
+    def _ended(self, data: dict[str, Any], tail: str) -> None:
+        self._said(data)
+        error = data.get("error") or {}
+        why = f": {error['code']}: {error['message']}" if error else ""
+        note = f" ({data['note']})" if data.get("note") else ""
+        usage = data.get("usage") or {}
+        tokens = usage.get("input_tokens", 0) + usage.get("output_tokens", 0)
+        self._line(
+            "■",
+            f"run {data['run']} {data['status']}{why}{note}",
+            STYLES.get(data["status"], ""),
+            f"{tokens} tokens {tail}",
+        )
+
+
+def _routing(data: dict[str, Any]) -> str:
+    for how in ("starts", "queued"):
+        if data.get(how):
+            return f"{how} run {data[how]['run']}"
+    return "starts nothing"

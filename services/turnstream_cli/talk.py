@@ -1,0 +1,173 @@
+"""`send` and `tail`: say something to a session, and watch what happens in one."""
+
+import contextlib
+import re
+import sys
+from typing import Any, Literal
+
+from rich.console import Console
+
+from turnstream.ids import parse_run_id
+from turnstream_cli.client import HERE, Client, Connect, Refused, connected
+from turnstream_cli.exits import CommandError, Exit
+from turnstream_cli.follow import Delta, Disconnected, Event, follow
+from turnstream_cli.screen import Screen
+from turnstream_cli.show import print_json
+
+_PATH_SAFE = re.compile(r"[A-Za-z0-9_-]{1,128}")
+
+
+async def send(
+    session: str,
+    text: str,
+    *,
+    agent: str | None = None,
+    on_busy: Literal["reject", "queue"] | None = None,
+    wait: bool = True,
+    json: bool = False,
+    connect: Connect = HERE,
+) -> int:
+    """Say something to a session and watch the run that it starts until it has ended.
+
+    An unknown session is opened. The exit code is 0 if the run completed.
+
+    Parameters
+    ----------
+    session
+        The session's id.
+    text
+        What to say; `-` reads it from standard input.
+    agent
+        Who answers; default: the session's agent.
+    on_busy
+        What happens if a run is live: `reject` or `queue`; default: the session's policy.
+    wait
+        Wait for the end of the run.
+    json
+        Print one JSON object instead.
+    """
+    content = sys.stdin.read() if text == "-" else text
+    given = {"content": content, "agent": agent, "on_busy": on_busy}
+    body = {name: value for name, value in given.items() if value is not None}
+    async with connected(connect) as client:
+        posted = await _post(
+            client, checked(session), {name: value for name, value in body.items() if value is not None}
+        )
+        if not wait or posted["run"] is None:
+            print_json(posted) if json else print(f"{posted['routed']} {posted['run'] or ''} (#{posted['seq']})")
+            return Exit.OK
+        return await watch_run(client, posted["run"], after=posted["seq"], json=json, posted=posted)
+
+
+async def tail(
+    target: str,
+    *,
+    after: int | None = None,
+    new: bool = False,
+    deltas: bool = True,
+    json: bool = False,
+    connect: Connect = HERE,
+) -> int:
+    """Watch a session, from its first event on, or one run of it until it has ended.
+
+    A connection that ends is opened again at the last event seen, however often. With a run the exit code is 0 if it
+    completed.
+
+    Parameters
+    ----------
+    target
+        A session's id, or a run's (`<session>.<n>`).
+    after
+        Begin after this sequence.
+    new
+        Begin with what happens from now on.
+    deltas
+        Show text while it is made.
+    json
+        Print each stored event as one line of JSON, byte for byte as it was sent.
+    """
+    run = parse_run_id(target)
+    session = checked(run[0] if run else target)
+    async with connected(connect) as client:
+        if new:
+            after = (await client.get(f"/v1/sessions/{session}"))["seq"]
+        if run:
+            return await watch_run(client, target, after=after or 0, json=json, every=json)
+        screen = Screen(Console(highlight=False), say=notice)
+        async with contextlib.aclosing(follow(client, session, after=after or 0, deltas=deltas and not json)) as items:
+            async for item in items:
+                match item:
+                    case Event() if json:
+                        print_json(item.raw)
+                    case Disconnected() if json:
+                        notice(f"{item.reason}; connecting again")
+                    case _:
+                        if not json:
+                            screen.show(item)
+    return Exit.OK
+
+
+async def watch_run(
+    client: Client, run_id: str, *, after: int, json: bool, every: bool = False, posted: dict[str, Any] | None = None
+) -> int:
+    """Shows one run until its terminal event is there; nothing else ends it. `every`: each event as a line of JSON."""
+    run = parse_run_id(run_id)
+    assert run is not None
+    session, number = run
+    message = (posted or {}).get("message", "")
+    screen = Screen(Console(highlight=False), say=notice)
+    async with contextlib.aclosing(follow(client, session, after=after, deltas=not json)) as items:
+        async for item in items:
+            match item:
+                case Event() if _about(item, number, message):
+                    message = item.data.get("message_id", message) if item.type == "message.posted" else message
+                    if every:
+                        print_json(item.raw)
+                    elif not json:
+                        screen.show(item)
+                    if item.type == "message.withdrawn":
+                        return Exit.FAILED
+                    if item.type == "run.ended":
+                        if json and not every:
+                            print_json({**(posted or {}), **item.data, "run": run_id, "ended_seq": item.seq})
+                        return Exit.OK if item.data["status"] == "completed" else Exit.FAILED
+                case Delta() if str(item.record["run"]) in (run_id, str(number)):
+                    screen.show(item)
+                case Disconnected():
+                    if json:
+                        notice(f"{item.reason}; connecting again")
+                    else:
+                        screen.show(item)
+                case _:
+                    pass
+    raise AssertionError("a feed has no end")
+
+
+def checked(session: str) -> str:
+    """The id, if it can be one: it becomes part of an address. Raises `CommandError`."""
+    if not _PATH_SAFE.fullmatch(session):
+        raise CommandError(f"{session!r} is no session's id: letters, digits, _ and -, at most 128", Exit.USAGE)
+    return session
+
+
+def notice(text: str) -> None:
+    print(f"… {text}", file=sys.stderr, flush=True)
+
+
+def _about(event: Event, number: int, message: str) -> bool:
+    """Whether the event is the run's: one of it, the message that asks for it, or that message's withdrawal."""
+    data = event.data
+    if event.type == "message.withdrawn":
+        return data.get("message_id") == message
+    routed = data.get("starts") or data.get("queued") or {}
+    return data.get("run") == number or routed.get("run") == number
+
+
+async def _post(client: Client, session: str, body: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return await client.post(f"/v1/sessions/{session}/messages", body)
+    except Refused as refused:
+        if refused.status != 404:
+            raise
+    await client.post("/v1/sessions", {"id": session})
+    return await client.post(f"/v1/sessions/{session}/messages", body)
