@@ -1,0 +1,33 @@
+"""What an agent is, as data: its definition, its tools, and where definitions come from. Who carries it out is the
+runner.
+
+    from turnstream.agents import Agent, tool
+
+    @tool(idempotent=True)
+    def weather(city: str) -> str:
+        "Today's weather in a city."
+        ...
+
+    support = Agent(name="support", model="openai:gpt-5-mini", instructions="Be brief.", tools=[weather])
+"""
+
+from turnstream.agents.definition import Agent, Limits, Params
+from turnstream.agents.errors import AgentsError, Fault
+from turnstream.agents.load import Agents, load
+from turnstream.agents.models import lookup
+from turnstream.agents.tool import Tool, ToolContext, ToolError, tool
+
+__all__ = [
+    "Agent",
+    "Agents",
+    "AgentsError",
+    "Fault",
+    "Limits",
+    "Params",
+    "Tool",
+    "ToolContext",
+    "ToolError",
+    "load",
+    "lookup",
+    "tool",
+]

@@ -1,0 +1,219 @@
+"""The demo model: does what its prompt asks, so that every feature can be seen without a key. Deterministic: no clock,
+no randomness, no memory but the messages it is sent. Instant unless asked to be slow.
+
+Plain text is answered with what was heard and what was said before. `echo <text>` is answered with exactly that text.
+Anything else is asked for in brackets:
+
+    [say <text>]             answers exactly this
+    [think <text>]           reasons first, on the reasoning channel
+    [tool add {"a":1,"b":2}] asks for a tool; several in one step are asked for at once
+    [then]                   the next step begins: what follows is done when the tools of this step have returned
+    [loop add {"a":1,"b":2}] asks for the tool in every step, until the run is at its limits
+    [slow 50ms]              streams its answer word by word, one every 50 ms
+    [slow 20 50ms]           the same with an answer of 20 words
+    [wait 2s]                is silent that long before its first token
+    [hang]                   never answers; [hang late]: stops in the middle of its answer
+    [fail]                   the provider refuses the call; [fail 503]: it is not there, on every try;
+                             [fail 503 2]: on the first two tries; [fail 429 1 2s]: once, and asks to wait 2 s
+    [drop]                   the stream breaks in the middle, once; [drop 2], [drop always]
+    [empty]                  an empty reply
+    [cut 5]                  the answer stops at the token limit, after 5 words; [think …] [cut 0]: before any
+    [size 8MB]               an answer of that size
+    [unicode]                an answer of characters that are often mishandled
+    [about]                  what the model was sent, as JSON
+    [help]                   this
+
+Everything up to `[then]` is one model call, also what is said beside a tool call. After tools have returned, and
+nothing else is asked for, the answer says what they returned. Tokens are a quarter of the bytes, rounded up.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator, Iterable, Sequence
+
+from turnstream.session.events import ToolCall, Usage
+from turnstream.session.history import AssistantMessage, Message, ToolMessage, UserMessage
+from turnstream_runner.models.port import (
+    Finish,
+    Item,
+    ModelError,
+    ModelRequest,
+    ReasoningDelta,
+    Reply,
+    TextDelta,
+)
+from turnstream_runner.models.script import Step, parse
+
+NAME = "demo"
+ECHO = "echo "
+CHUNK = 32 * 1024
+"""Characters of a delta where nobody asked for words."""
+UNICODE = (
+    "emoji 👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 | combining e\u0301 ñ | right to left שלום مرحبا | astral 𝒳 𐍈 | "
+    "line ends \u2028 \u2029 \x85 \x0b \x0c \x1c \r\n | zero width \u200b\u200d\ufeff | quotes \"'`\\ </script> &amp;"
+)
+
+_WORD = re.compile(r"\s*\S+\s*?|\s+\Z")
+_RETRYABLE = frozenset({408, 409, 429})
+
+
+class _Turn:
+    """The last message, its replies so far, and what came before."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        last = max((i for i, message in enumerate(messages) if isinstance(message, UserMessage)), default=-1)
+        prompt = messages[last] if last >= 0 else None
+        self.prompt = prompt.text if isinstance(prompt, UserMessage) else ""
+        self.earlier = [message.text for message in messages[: max(last, 0)] if isinstance(message, UserMessage)]
+        self.replies = sum(isinstance(message, AssistantMessage) for message in messages[last + 1 :])
+        self.results = [message for message in messages[last + 1 :] if isinstance(message, ToolMessage)]
+
+    def step(self) -> Step:
+        if self.prompt.startswith(ECHO):
+            return Step(say=self.prompt.removeprefix(ECHO))
+        steps = parse(self.prompt)
+        looping = next((step for step in steps if step.loop), None)
+        return steps[self.replies] if self.replies < len(steps) else looping or Step()
+
+
+class DemoModel:
+    """A model of the port in `port.py`; the language is in this module's docstring."""
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Item, None]:
+        turn = _Turn(request.messages)
+        step = turn.step()
+        if step.wait:
+            await asyncio.sleep(step.wait)
+        if step.hang:
+            await asyncio.get_running_loop().create_future()
+        if step.failure and request.tries < step.failure.tries:
+            status, after = step.failure.status, step.failure.retry_after
+            retryable = status >= 500 or status in _RETRYABLE
+            raise ModelError(f"the demo provider answered {status}", retryable=retryable, retry_after=after)
+        async for delta in _paced(step.think, step.pace):
+            yield ReasoningDelta(delta)
+        text, finish = _answer(request, turn, step)
+        breaks = request.tries < step.drop
+        if breaks or step.stall:
+            for delta in _half(text):
+                yield TextDelta(delta)
+            if step.stall:
+                await asyncio.get_running_loop().create_future()
+            raise ModelError("the demo provider's stream broke", retryable=True)
+        async for delta in _paced(text, step.pace):
+            yield TextDelta(delta)
+        calls = _calls(turn, step)
+        yield Reply(
+            text=text,
+            reasoning=step.think,
+            tool_calls=calls,
+            usage=_usage(request, text, step.think, calls),
+            finish="tool_calls" if calls else finish,
+            model=NAME,
+        )
+
+
+def _answer(request: ModelRequest, turn: _Turn, step: Step) -> tuple[str, Finish]:
+    if step.empty:
+        return "", "stop"
+    text = _text(request, turn, step)
+    if step.cut is None:
+        return text, "stop"
+    return "".join(_words(text)[: step.cut]), "length"
+
+
+def _text(request: ModelRequest, turn: _Turn, step: Step) -> str:
+    if step.faults:
+        return "I did not understand " + "; ".join(step.faults)
+    if step.help:
+        return __doc__ or ""
+    if step.about:
+        return _about(request)
+    if step.unicode:
+        return UNICODE
+    if step.size is not None:
+        return ("0123456789abcde\n" * (step.size // 16 + 1))[: step.size]
+    if step.words is not None:
+        return " ".join(f"word{n}" for n in range(1, step.words + 1))
+    if step.say is not None:
+        return step.say
+    if step.tools:
+        return ""
+    if turn.results:
+        return "; ".join(f"{result.name} returned {result.text}" for result in turn.results)
+    return _heard(step.text, turn.earlier)
+
+
+def _heard(text: str, earlier: Sequence[str]) -> str:
+    if not text:
+        return "Done."
+    if not earlier:
+        return f"You said: “{text}” It is the first thing you say to me."
+    count = "one thing" if len(earlier) == 1 else f"{len(earlier)} things"
+    return f"You said: “{text}” Before that you said {count}, the last was: “{_short(earlier[-1])}”"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _about(request: ModelRequest) -> str:
+    def shown(message: Message) -> dict[str, object]:
+        match message:
+            case UserMessage(text=text):
+                return {"user": text}
+            case AssistantMessage(text=text, tool_calls=calls):
+                return {"assistant": text, "tools": [call.name for call in calls]} if calls else {"assistant": text}
+            case ToolMessage(name=name, text=text):
+                return {"tool": name, "result": text}
+
+    said = {
+        "model": request.model,
+        "instructions": request.instructions,
+        "params": request.params,
+        "tools": [tool.name for tool in request.tools],
+        "messages": [shown(message) for message in request.messages],
+    }
+    return json.dumps(said, ensure_ascii=False)
+
+
+def _calls(turn: _Turn, step: Step) -> tuple[ToolCall, ...]:
+    """Ids are unique in the session: they name turn, step and place."""
+    at = f"{len(turn.earlier) + 1}_{turn.replies + 1}"
+    return tuple(
+        ToolCall(id=f"call_{at}_{i}", name=asked.name, arguments=asked.arguments)
+        for i, asked in enumerate(step.tools, start=1)
+    )
+
+
+async def _paced(text: str, pace: float | None) -> AsyncGenerator[str, None]:
+    if pace is None:
+        for start in range(0, len(text), CHUNK):
+            yield text[start : start + CHUNK]
+            await asyncio.sleep(0)
+        return
+    for word in _words(text):
+        await asyncio.sleep(pace)
+        yield word
+
+
+def _half(text: str) -> list[str]:
+    words = _words(text)
+    return words[: len(words) // 2]
+
+
+def _words(text: str) -> list[str]:
+    """The text in words, with the space around them: joined they are the text."""
+    return _WORD.findall(text)
+
+
+def _usage(request: ModelRequest, text: str, reasoning: str, calls: Iterable[ToolCall]) -> Usage:
+    asked = sum(_tokens(call.name) + _tokens(call.arguments) for call in calls)
+    thought = _tokens(reasoning)
+    sent = sum(_tokens(message.text) for message in request.messages) + _tokens(request.instructions)
+    return Usage(input_tokens=sent, output_tokens=_tokens(text) + thought + asked, reasoning_tokens=thought)
+
+
+def _tokens(text: str) -> int:
+    return (len(text.encode(errors="replace")) + 3) // 4

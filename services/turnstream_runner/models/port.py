@@ -1,0 +1,98 @@
+"""The port to a model: one call, one step.
+
+A model is asked with `stream(request)`. What comes back is deltas and, last, exactly one `Reply`; the reply is the
+answer, the deltas are for people who watch. `Reset` says that what was streamed before it is void. Not here: loops over
+tools, history, storage. A model keeps nothing between calls.
+
+Who asks closes the iterator (`contextlib.aclosing`): closing it, or cancelling the task that waits on it, ends the call
+and its connection.
+"""
+
+from collections.abc import AsyncGenerator
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from turnstream.session.events import ToolCall, Usage
+from turnstream.session.history import Message
+
+Finish = Literal["stop", "length", "tool_calls", "content_filter", "other"]
+
+
+class ToolSpec(msgspec.Struct, frozen=True):
+    """A tool as the model sees it; `schema` is the JSON Schema of its arguments."""
+
+    name: str
+    description: str
+    schema: dict[str, Any]
+
+
+class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`model` is the agent's name for the model, `params` what the agent sets of `turnstream.agents.Params`.
+
+    `idempotency_key` names the step; a repeat of the call, by this runner or the next, has the same. `tries` counts the
+    tries of this call that failed before this one; only the retry layer sets it.
+    """
+
+    model: str
+    messages: tuple[Message, ...]
+    instructions: str = ""
+    tools: tuple[ToolSpec, ...] = ()
+    params: dict[str, Any] = {}
+    idempotency_key: str = ""
+    tries: int = 0
+
+
+class TextDelta(msgspec.Struct, frozen=True, tag="text"):
+    text: str
+
+
+class ReasoningDelta(msgspec.Struct, frozen=True, tag="reasoning"):
+    text: str
+
+
+class Reset(msgspec.Struct, frozen=True, tag="reset"):
+    """The stream broke and is tried again: what was streamed before is void."""
+
+    reason: str
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
+    """The whole answer of one call. `reasoning` is portable text, for people; `text` never holds any of it."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    usage: Usage = Usage()
+    finish: Finish = "stop"
+    model: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to show and nothing to do, though nothing was cut off either."""
+        return not self.text and not self.tool_calls and self.finish not in ("length", "content_filter")
+
+
+Delta = TextDelta | ReasoningDelta | Reset
+Item = Delta | Reply
+
+
+class Model(Protocol):
+    def stream(self, request: ModelRequest) -> AsyncGenerator[Item, None]:
+        """Deltas, then one `Reply`. Raises `ModelError`."""
+        ...
+
+
+class ModelError(Exception):
+    """The call failed. The message is short, for people, and holds no key. `retry_after` is in seconds, where the
+    provider named a time."""
+
+    def __init__(self, message: str, *, retryable: bool = False, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retryable = retryable
+        self.retry_after = retry_after
+
+
+class UnknownModel(LookupError):
+    """No such model name; the message says which names there are."""

@@ -1,0 +1,70 @@
+"""The models of one runner, by name. What a name means is in `turnstream.agents.models`.
+
+A model is made when its name is first resolved, and kept. A provider's library is loaded only then, so a runner that
+needs none does not have to have it.
+"""
+
+import random as randomness
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, assert_never
+
+from turnstream.agents import lookup
+from turnstream.settings import ModelSettings
+from turnstream_runner.models.demo import DemoModel
+from turnstream_runner.models.port import Model, ModelError, UnknownModel
+from turnstream_runner.models.retry import DEFAULT, Backoff, Retrying
+
+if TYPE_CHECKING:
+    from turnstream_runner.models.openai import OpenAIChat
+
+
+class Models:
+    """Every model behind the retry layer. `close` gives connections back."""
+
+    def __init__(
+        self,
+        logical: Mapping[str, ModelSettings],
+        *,
+        backoff: Backoff = DEFAULT,
+        random: Callable[[], float] = randomness.random,
+    ) -> None:
+        self._logical = dict(logical)
+        self._backoff = backoff
+        self._random = random
+        self._models: dict[str, Model] = {}
+        self._clients: list[OpenAIChat] = []
+
+    def resolve(self, name: str) -> Model:
+        """The model of this name. Raises `UnknownModel`, and `ModelError` where it cannot be had for want of a key or a
+        library."""
+        if name not in self._models:
+            self._models[name] = Retrying(self._make(name), backoff=self._backoff, random=self._random)
+        return self._models[name]
+
+    async def close(self) -> None:
+        self._models.clear()
+        while self._clients:
+            await self._clients.pop().close()
+
+    def _make(self, name: str) -> Model:
+        try:
+            settings = lookup(name, self._logical)
+        except LookupError as error:
+            raise UnknownModel(str(error)) from None
+        match settings.provider:
+            case "demo":
+                return DemoModel()
+            case "openai":
+                model = _openai(settings)
+                self._clients.append(model)
+                return model
+            case other:
+                assert_never(other)
+
+
+def _openai(settings: ModelSettings) -> "OpenAIChat":
+    try:
+        from turnstream_runner.models.openai import OpenAIChat
+    except ImportError as error:
+        raise ModelError(f"a model of this kind needs `pip install turnstream[openai]`: {error}") from error
+    return OpenAIChat(settings)

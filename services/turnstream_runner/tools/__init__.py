@@ -1,0 +1,1 @@
+"""Carries out the tools that a model asks for. What a tool is stands in `turnstream.agents`."""
