@@ -55,8 +55,11 @@ class Unavailable(LogError):
     """The broker did not answer in time. Asking again with the same command id has at most one effect."""
 
 
+Listener = Callable[[Recorded], None]
+
+
 class Subscription(Protocol):
-    """Hints that a session has new events. It may lose some: whoever listens reads what is missing."""
+    """Hints that a session has new events. It may lose some: whoever listens reads what is missing (`feed.py`)."""
 
     async def close(self) -> None: ...
 
@@ -83,7 +86,8 @@ class Log(Protocol):
         never lags. Raises `Unavailable`."""
         ...
 
-    async def subscribe(self, key: SessionKey, on_event: Callable[[Recorded], None]) -> Subscription:
-        """Calls back for each event stored from now on, in order; some may be lost (a slow listener, a reconnect).
-        After this returns, whatever is stored is either called back or can be read."""
+    async def subscribe(self, key: SessionKey, on_event: Listener, on_lost: Callable[[], None]) -> Subscription:
+        """Calls back for each event stored from now on, in order. Some may be lost: `on_lost` is called where that is
+        noticed (a reconnect, a slow listener), but not every loss is. Whatever is stored after this returns is called
+        back, lost, or found by a read that begins after it. Raises `Unavailable`."""
         ...

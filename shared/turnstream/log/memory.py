@@ -9,14 +9,11 @@ from collections.abc import AsyncIterator, Callable
 
 from turnstream.ids import SessionKey
 from turnstream.log import codec
-from turnstream.log.base import Conflict, Unavailable
+from turnstream.log.base import Conflict, Listener, Unavailable
 from turnstream.session.decide import Decision
 from turnstream.session.events import Recorded
 
 PAGE = 256
-
-
-Listener = Callable[[Recorded], None]
 
 
 class MemorySubscription:
@@ -66,5 +63,6 @@ class MemoryLog:
         events = self._events.get(key)
         return events[-1].seq if events else 0
 
-    async def subscribe(self, key: SessionKey, on_event: Listener) -> MemorySubscription:
+    async def subscribe(self, key: SessionKey, on_event: Listener, on_lost: Callable[[], None]) -> MemorySubscription:
+        """Loses nothing, so `on_lost` is never called."""
         return MemorySubscription(self._listeners[key], on_event)

@@ -1,0 +1,308 @@
+"""The log on NATS JetStream: a session is one subject of the stream `SESSIONS`, an event one message on it.
+
+The only module that knows JetStream's error codes, and the only writer to a session's subject. Every append carries the
+sequence it was decided on (`Nats-Expected-Last-Subject-Sequence`); there is no unguarded write. An answer that does not
+say clearly whether the event is stored (none at all, a lost race, a duplicate) is settled by asking the stream's leader
+what stands behind that sequence: our event's id there is success, another's is a `Conflict`, nothing is a reason to
+publish the same guarded message again, which can be stored only once however often it is sent.
+
+Reads may be answered by a replica that lags; the guard, `at_least` and `last` make that harmless.
+"""
+
+import asyncio
+import re
+from base64 import b64decode
+from collections.abc import AsyncIterator, Callable
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from turnstream import ids, subjects
+from turnstream.broker.connection import Broker
+from turnstream.broker.errors import BrokerError, BrokerFault
+from turnstream.ids import SessionKey
+from turnstream.log import codec
+from turnstream.log.base import BrokenChain, Conflict, Listener, LogError, Unavailable, Unreadable
+from turnstream.log.replies import STATUS, Replies
+from turnstream.session.decide import Decision
+from turnstream.session.events import Recorded
+
+PAGE: Final = 256
+"""Events in one read, and so the longest that decoding holds the event loop: about a millisecond."""
+PAGE_BYTES: Final = 1024 * 1024
+RETRY: Final = 2.0
+"""Seconds without an answer after which an append or a read is settled or asked again."""
+PAUSES: Final = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2)
+"""Seconds before each try after the first; the last one stands for all further ones."""
+
+EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
+SEQ: Final = "Nats-Sequence"
+TIME: Final = "Nats-Time-Stamp"
+PENDING: Final = "Nats-Num-Pending"
+
+WRONG_LAST: Final = 10071
+"""Another event is last; names its sequence."""
+WRONG_LAST_RACE: Final = 10164
+"""The same, found while a replicated write was under way; names none."""
+IN_FLIGHT: Final = 10158
+"""A message of this id is being stored."""
+NO_MESSAGE: Final = 10037
+UNGUARDED: Final = -1
+"""Stands for the link of a message that has none: it follows nothing."""
+
+_GET = f"STREAM.MSG.GET.{subjects.SESSIONS}"
+_DIRECT = f"$JS.API.DIRECT.GET.{subjects.SESSIONS}"
+_END, _NONE = "204", "404"
+_UNCLEAR = (WRONG_LAST, WRONG_LAST_RACE, IN_FLIGHT)
+_NAMED = re.compile(r"wrong last sequence: (\d+)")
+
+
+class JetStreamLog:
+    """`append_timeout`: seconds after which an append whose fate is not known, or a read that nobody answers, is
+    `Unavailable`."""
+
+    def __init__(self, broker: Broker, *, append_timeout: float = 5.0) -> None:
+        self._broker = broker
+        self._replies = Replies(broker)
+        self._timeout = append_timeout
+        self._try = min(RETRY, append_timeout)
+
+    async def append(self, key: SessionKey, decision: Decision, expected: int) -> int:
+        subject = _subject(key)
+        payload = codec.encode(decision.event)
+        head = _head(decision, expected)
+        if len(head) + len(payload) > self._broker.nc.max_payload:
+            raise LogError(f"{key}: an event of {len(payload)} bytes is more than the broker takes")
+        answer = await self._replies.one(subject, head, payload, self._try)
+        ack = answer and _acks.decode(answer.data)
+        if ack is not None and ack.error is None and not ack.duplicate:
+            return ack.seq
+        return await self._insist(_Write(key, decision.event.id, subject, head, payload, expected), ack)
+
+    async def read(self, key: SessionKey, after: int = 0, *, at_least: int = 0) -> AsyncIterator[list[Recorded]]:
+        subject = _subject(key)
+        last = after
+        retry = _Retry(self._timeout)
+        while True:
+            page, left = await self._page(key, subject, last)
+            if page:
+                last = page[-1].seq
+                yield page
+                retry = _Retry(self._timeout)
+            if left:
+                continue
+            if last >= at_least:
+                return
+            if not await retry.pause():
+                raise Unavailable(f"{key}: event {at_least} is stored, but the broker shows none after {last}")
+
+    async def last(self, key: SessionKey) -> int:
+        found = await self._ask_leader(key, {"last_by_subj": _subject(key)})
+        return found.seq if found else 0
+
+    async def subscribe(
+        self, key: SessionKey, on_event: Listener, on_lost: Callable[[], None]
+    ) -> "JetStreamSubscription":
+        subscription = JetStreamSubscription(self._broker, subjects.feed(key), on_event, on_lost)
+        await subscription.open()
+        return subscription
+
+    async def _insist(self, write: "_Write", ack: "_Ack | None") -> int:
+        """Finds out what became of an append, and repeats it while nothing stands behind its `expected`."""
+        retry = _Retry(self._timeout - self._try if ack is None else self._timeout)
+        while (seq := await self._settle(write, ack)) is None:
+            if not await retry.pause():
+                reason = ack.error.description if ack and ack.error else "no answer"
+                raise Unavailable(f"{write.key}: whether event {write.id} is stored is not known ({reason})")
+            answer = await self._replies.one(write.subject, write.head, write.payload, self._try)
+            ack = answer and _acks.decode(answer.data)
+            if ack is not None and ack.error is None and not ack.duplicate:
+                return ack.seq
+        return seq
+
+    async def _settle(self, write: "_Write", ack: "_Ack | None") -> int | None:
+        """The event's sequence if it is stored, None if nothing is behind `expected`. Raises `Conflict`, or `LogError`
+        where the broker refused the event as such."""
+        error = ack.error if ack else None
+        if error and error.code < 500 and error.err_code not in _UNCLEAR:
+            raise LogError(f"{write.key}: the broker refused event {write.id}: {error.description}")
+        earlier = ack.seq if ack and ack.duplicate and ack.seq <= write.expected else None
+        behind: dict[str, object] = {"seq": write.expected + 1, "next_by_subj": write.subject}
+        try:
+            found = await self._ask_leader(write.key, {"seq": earlier} if earlier else behind)
+        except Unavailable:
+            return None
+        if found is not None and found.subject == write.subject and found.id == write.id:
+            return found.seq
+        if earlier:
+            raise LogError(f"{write.key}: the id {write.id} belongs to another event, {earlier}")
+        named = error and error.last
+        if found is not None or (named is not None and named < write.expected):
+            raise Conflict(write.key, write.expected, named)
+        return None
+
+    async def _ask_leader(self, key: SessionKey, which: dict[str, object]) -> "_Stored | None":
+        try:
+            answer = await self._broker.api(_GET, which, timeout=self._try)
+        except BrokerError as error:
+            if error.err_code == NO_MESSAGE:
+                return None
+            raise Unavailable(f"{key}: {error}") from error
+        except BrokerFault as error:
+            raise Unavailable(f"{key}: {error}") from error
+        return msgspec.convert(answer["message"], _Stored)
+
+    async def _page(self, key: SessionKey, subject: str, after: int) -> tuple[list[Recorded], int]:
+        """The next events and how many there are behind them."""
+        which = f'{{"seq":{after + 1},"next_by_subj":"{subject}","batch":{PAGE},"max_bytes":{PAGE_BYTES}}}'.encode()
+        retry = _Retry(self._timeout)
+        while (messages := await self._several(key, which)) is None:
+            if not await retry.pause():
+                raise Unavailable(f"{key}: the broker did not answer")
+        end = messages.pop()
+        status = end.headers[STATUS] if end.headers else ""
+        if status == _NONE:
+            return [], 0
+        if status != _END:
+            raise LogError(f"{key}: the broker cannot read after {after}: {end.headers}")
+        page: list[Recorded] = []
+        for message in messages:
+            recorded = _decode(message)
+            if recorded.previous != after:
+                raise BrokenChain(key, recorded.seq, recorded.previous, after)
+            page.append(recorded)
+            after = recorded.seq
+        if page:
+            self._broker.clock.observe(page[-1].time)
+        return page, int(end.headers[PENDING]) if end.headers else 0
+
+    async def _several(self, key: SessionKey, which: bytes) -> list[Msg] | None:
+        try:
+            return await self._replies.several(_DIRECT, which, self._try)
+        except BrokerFault as error:
+            raise Unavailable(f"{key}: {error}") from error
+
+
+class JetStreamSubscription:
+    """The session's feed subject, as the stream republishes it."""
+
+    def __init__(self, broker: Broker, subject: str, on_event: Listener, on_lost: Callable[[], None]) -> None:
+        self._broker = broker
+        self._subject = subject
+        self._on_event = on_event
+        self._on_lost = on_lost
+        self._subscription: Subscription | None = None
+        self._ignore = (broker.on_reconnect(on_lost), broker.on_slow(self._on_slow))
+
+    async def open(self) -> None:
+        nc = self._broker.nc
+        self._subscription = await nc.subscribe(self._subject, cb=self._take)  # pyright: ignore[reportUnknownMemberType]
+
+    async def close(self) -> None:
+        for ignore in self._ignore:
+            ignore()
+        if self._subscription is not None and not self._broker.nc.is_closed:
+            await self._subscription.unsubscribe()
+            self._subscription = None
+
+    async def _take(self, message: Msg) -> None:
+        try:
+            recorded = _decode(message)
+        except LogError:  # whoever reads it from the log is told
+            self._on_lost()
+        else:
+            self._broker.clock.observe(recorded.time)
+            self._on_event(recorded)
+
+    def _on_slow(self, subject: str) -> None:
+        if subject == self._subject:
+            self._on_lost()
+
+
+class _Retry:
+    """Growing pauses between tries, up to `timeout` seconds in all."""
+
+    def __init__(self, timeout: float) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._deadline = self._clock() + timeout
+        self._pauses = iter(PAUSES)
+
+    async def pause(self) -> bool:
+        """False: the time is over."""
+        pause = next(self._pauses, PAUSES[-1])
+        if self._clock() + pause >= self._deadline:
+            return False
+        await asyncio.sleep(pause)
+        return True
+
+
+class _Write(msgspec.Struct):
+    key: SessionKey
+    id: str
+    subject: str
+    head: bytes
+    payload: bytes
+    expected: int
+
+
+class _Fault(msgspec.Struct):
+    code: int = 500
+    err_code: int = 0
+    description: str = ""
+
+    @property
+    def last(self) -> int | None:
+        """The session's last sequence, where the broker names it."""
+        match = _NAMED.search(self.description)
+        return int(match[1]) if match else None
+
+
+class _Ack(msgspec.Struct):
+    seq: int = 0
+    duplicate: bool = False
+    error: _Fault | None = None
+
+
+class _Stored(msgspec.Struct):
+    subject: str
+    seq: int
+    hdrs: str = ""
+
+    @property
+    def id(self) -> str:
+        for line in b64decode(self.hdrs).decode(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name == codec.MESSAGE_ID:
+                return value.strip()
+        return ""
+
+
+_acks = msgspec.json.Decoder(_Ack)
+
+
+@lru_cache(maxsize=65536)
+def _subject(key: SessionKey) -> str:
+    if not ids.is_name(key.account) or not ids.is_session(key.session):
+        raise ValueError(f"{key} names no session")
+    return subjects.session(key)
+
+
+def _head(decision: Decision, expected: int) -> bytes:
+    lines = [f"{name}: {value}" for name, value in codec.headers(decision).items()]
+    head = "\r\n".join(("NATS/1.0", f"{EXPECTED}: {expected}", *lines, "", ""))
+    if head.count("\n") != len(lines) + 3:
+        raise ValueError(f"{decision.event.key}: a header of event {decision.event.id!r} holds a line break")
+    return head.encode()
+
+
+def _decode(message: Msg) -> Recorded:
+    headers = message.headers or {}
+    try:
+        seq, time = int(headers[SEQ]), codec.parse_time(headers[TIME])
+        previous = int(headers.get(EXPECTED, UNGUARDED))
+    except (KeyError, ValueError) as error:
+        raise Unreadable(0, f"{message.subject}: {error!r} in {headers}") from error
+    return codec.decode(message.data, seq=seq, previous=previous, time=time)
