@@ -1,0 +1,12 @@
+"""The read models: what the log says, as rows that can be listed, filtered and paged.
+
+Every row is a pure fold of the events in stream order: the same events give the same rows, byte for byte, however they
+were cut into batches. So a view holds nothing that is not in the log and can be built anew at any time. Nobody decides
+anything from a row; commands are decided from the session as folded by `turnstream.session`.
+
+    database.py     the engine, reading the active generation, waiting for a position
+    generations.py  a set of tables and its checkpoint: made, written, put in force, dropped
+    batch.py        a batch of events becomes changed rows
+    sessions.py  runs.py  history.py  steps.py
+                    one file a view: its table, how events change it, how it is asked
+"""

@@ -1,0 +1,284 @@
+"""The database of the views: one engine, reads of the generation in force, waiting for a position.
+
+SQLite (`sqlite+aiosqlite`) and PostgreSQL (`postgresql+asyncpg`) get the same statements. A read sees one state: the
+generation that is in force, the checkpoint's position, and rows as of exactly that position. Who makes and writes
+generations is `generations.py`; a process that only reads never writes here, not even a table.
+
+    ViewsError
+     ├─ Unavailable   the database does not answer
+     └─ NotReady      no projector has made the views yet
+"""
+
+import asyncio
+import contextlib
+import heapq
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Executable,
+    Integer,
+    MetaData,
+    Row,
+    Table,
+    event,
+    select,
+)
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from turnstream.views.rows import text
+
+META = MetaData()
+CHECKPOINT = Table(
+    "checkpoint",
+    META,
+    Column("generation", Integer, primary_key=True, autoincrement=False),
+    Column("position", BigInteger, nullable=False),
+    Column("log", text(), nullable=False),
+)
+"""A generation, the sequence of the last event in its rows, and which log that is a sequence of."""
+ACTIVE = Table(
+    "active",
+    META,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("generation", Integer, nullable=False),
+)
+"""One row: the generation in force."""
+
+IN_FORCE = select(CHECKPOINT.c.generation, CHECKPOINT.c.position, CHECKPOINT.c.log).join(
+    ACTIVE, ACTIVE.c.generation == CHECKPOINT.c.generation
+)
+
+_FIRST_POLL: Final = 0.003
+_LAST_POLL: Final = 0.05
+_BUSY_TIMEOUT: Final = 10_000
+"""Milliseconds that a writer of SQLite waits for another one."""
+
+T = TypeVar("T")
+
+
+class ViewsError(Exception):
+    """The views could not do what was asked."""
+
+
+class Unavailable(ViewsError):
+    """The database does not answer."""
+
+
+class NotReady(ViewsError):
+    """No projector has made the views in this database yet."""
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """`log` tells one log from another: sequences of different logs do not compare."""
+
+    generation: int
+    position: int
+    log: str
+
+
+class Commits:
+    """Carries the news of a commit to the readers of the same process, who would else have to ask the database."""
+
+    def __init__(self) -> None:
+        self._listeners: set[Callable[[int], None]] = set()
+
+    def announce(self, position: int) -> None:
+        for listener in self._listeners:
+            listener(position)
+
+    def listen(self, listener: Callable[[int], None]) -> Callable[[], None]:
+        """Calls back for each position committed from now on; the answer ends that."""
+        self._listeners.add(listener)
+        return lambda: self._listeners.discard(listener)
+
+
+class Reader:
+    """One state of the views: `position` is the sequence of the last event in them."""
+
+    def __init__(self, connection: AsyncConnection, checkpoint: Checkpoint) -> None:
+        self._connection = connection
+        self.generation = checkpoint.generation
+        self.position = checkpoint.position
+
+    async def rows(self, statement: Executable) -> Sequence[Row[tuple[object, ...]]]:
+        return (await self._connection.execute(statement)).all()
+
+
+class Database:
+    """The views' database. Nothing is opened before the first use; `close` ends it.
+
+    With `commits`, a projector of the same process tells of its commits there, so that `wait_for` hears of them at
+    once."""
+
+    def __init__(self, url: str, *, commits: Commits | None = None) -> None:
+        self.engine = _engine(url)
+        self._position = 0
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._waiters = 0
+        self._poll: asyncio.Task[None] | None = None
+        self._deaf = commits.listen(self._saw) if commits else None
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.engine.dialect.name == "sqlite"
+
+    async def close(self) -> None:
+        if self._deaf:
+            self._deaf()
+        if self._poll:
+            self._poll.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._poll
+        await self.engine.dispose()
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[AsyncConnection]:
+        """One transaction that writes; on SQLite it holds the write lock from its beginning. Raises `Unavailable`."""
+        with _errors():
+            async with self.engine.connect() as connection:
+                await connection.execution_options(turnstream_write=True)
+                async with connection.begin():
+                    yield connection
+
+    async def read(self, work: Callable[[Reader], Awaitable[T]]) -> T:
+        """Reads one state. `work` is done again if its generation is dropped meanwhile (a rebuild has put another one
+        in force). Raises `Unavailable`, `NotReady`."""
+        with _errors():
+            try:
+                return await self._read(work)
+            except (OperationalError, ProgrammingError) as error:
+                if not is_missing_table(error):
+                    raise
+                return await self._read(work)
+
+    async def _read(self, work: Callable[[Reader], Awaitable[T]]) -> T:
+        async with self.engine.connect() as connection:
+            checkpoint = await checkpoint_of(connection)
+            self._saw(checkpoint.position)
+            return await work(Reader(connection, checkpoint))
+
+    async def checkpoint(self) -> Checkpoint:
+        """The generation in force and how far it is."""
+        with _errors():
+            async with self.engine.connect() as connection:
+                checkpoint = await checkpoint_of(connection)
+        self._saw(checkpoint.position)
+        return checkpoint
+
+    async def wait_for(self, seq: int, timeout: float) -> bool:
+        """Waits until the views show the event `seq`, at most `timeout` seconds; whether they do.
+
+        Any number of waiters costs one query at a time. Raises `Unavailable`.
+        """
+        if self._position >= seq:
+            return True
+        done = asyncio.get_running_loop().create_future()
+        self._waiters += 1
+        heapq.heappush(self._waiting, (seq, self._waiters, done))
+        if self._poll is None or self._poll.done():
+            self._poll = asyncio.create_task(self._ask())
+        try:
+            async with asyncio.timeout(timeout):
+                await done
+        except TimeoutError:
+            return False
+        return True
+
+    async def _ask(self) -> None:
+        """Asks for the position while somebody waits, less and less often while it does not move."""
+        pause = _FIRST_POLL
+        while self._waiting:
+            if self._waiting[0][2].done():
+                heapq.heappop(self._waiting)
+                continue
+            before, waiters = self._position, self._waiters
+            try:
+                await self.checkpoint()
+            except NotReady:
+                pass
+            except ViewsError as error:
+                while self._waiting:
+                    _settle(heapq.heappop(self._waiting)[2], error)
+                return
+            moved = self._position != before or self._waiters != waiters
+            pause = _FIRST_POLL if moved else min(pause * 1.5, _LAST_POLL)
+            if self._waiting:
+                await asyncio.sleep(pause)
+
+    def _saw(self, position: int) -> None:
+        self._position = position
+        while self._waiting and self._waiting[0][0] <= position:
+            _settle(heapq.heappop(self._waiting)[2], None)
+
+
+def _settle(future: asyncio.Future[None], error: ViewsError | None) -> None:
+    if future.done():
+        return
+    if error:
+        future.set_exception(Unavailable(str(error)))
+    else:
+        future.set_result(None)
+
+
+async def checkpoint_of(connection: AsyncConnection) -> Checkpoint:
+    """The generation in force. Raises `NotReady`."""
+    try:
+        row = (await connection.execute(IN_FORCE)).one_or_none()
+    except (OperationalError, ProgrammingError) as error:
+        if not is_missing_table(error):
+            raise
+        row = None
+    if row is None:
+        raise NotReady("there are no views in this database yet: a projector makes them")
+    return Checkpoint(row.generation, row.position, row.log)
+
+
+def is_missing_table(error: DBAPIError) -> bool:
+    """Whether a statement failed because its table is not there."""
+    return "no such table" in str(error.orig) or "UndefinedTable" in type(error.orig).__name__ + str(error.orig)
+
+
+@contextlib.contextmanager
+def _errors():
+    try:
+        yield
+    except (SQLAlchemyError, OSError, TimeoutError) as error:
+        raise Unavailable(f"the views' database: {error}") from error
+
+
+def _engine(url: str) -> AsyncEngine:
+    engine = create_async_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+    if engine.dialect.name == "sqlite":
+        event.listen(engine.sync_engine, "connect", _on_connect)
+        event.listen(engine.sync_engine, "begin", _on_begin)
+    return engine
+
+
+def _on_connect(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    # The driver would open transactions by its own rules, and none for a read.
+    connection.isolation_level = None  # pyright: ignore[reportAttributeAccessIssue]
+    cursor = connection.cursor()
+    # Readers do not wait for the writer, nor it for them. NORMAL: a commit is not synced by itself, so the last ones
+    # can be lost with the machine's power, rows and checkpoint together, and the projector goes on from there.
+    for pragma in (
+        f"busy_timeout = {_BUSY_TIMEOUT}",
+        "journal_mode = WAL",
+        "synchronous = NORMAL",
+        "temp_store = MEMORY",
+        "cache_size = -65536",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _on_begin(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("turnstream_write", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,191 @@
+"""Generations: a set of tables with a checkpoint of its own. One is in force; a rebuild makes the next one beside it.
+
+The tables of generation 3 are `sessions_3`, `runs_3`, …; what is in force is one row in `active`. The same on both
+databases. Rows and checkpoint are written in one transaction that begins by moving the checkpoint from the position
+that the writer knows: where that changes nothing, somebody else has written, and the whole batch is given up. On
+PostgreSQL that first statement is also the lock that two writers of one generation queue up for; on SQLite the
+transaction holds the only write lock. A generation whose checkpoint is gone is dead: its writer stops, its tables may
+be dropped by anybody."""
+
+import re
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, Table, bindparam, delete, func, insert, inspect, select, update
+from sqlalchemy import text as sql
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.schema import DropTable
+
+from turnstream.session.events import Recorded
+from turnstream.views import history, runs, sessions, steps
+from turnstream.views.batch import Batch, Cache
+from turnstream.views.database import ACTIVE, CHECKPOINT, IN_FORCE, META, Checkpoint, Database
+from turnstream.views.rows import bodies, upsert
+
+_TABLE = re.compile(r"(?:sessions|moves|runs|history|steps)_([0-9]+)")
+_LOCK = 0x7475726E
+"""PostgreSQL's advisory lock for making and dropping tables."""
+
+
+class Overtaken(Exception):
+    """Another writer has moved the checkpoint, or the generation is gone. Nothing of the batch was written."""
+
+
+def tables(generation: int) -> tuple[Table, ...]:
+    """Every table of a generation."""
+    return tuple(view(generation) for view in (sessions.table, sessions.moves, runs.table, history.table, steps.table))
+
+
+async def prepare(db: Database, log: str) -> Checkpoint:
+    """Makes the first generation where there is none; answers with the one in force. `log` names the log it is made
+    of."""
+    async with db.transaction() as connection:
+        await _lock(connection)
+        await connection.run_sync(META.create_all)
+        row = (await connection.execute(IN_FORCE)).one_or_none()
+        if row is not None:
+            return Checkpoint(row.generation, row.position, row.log)
+        first = await _create(connection, log)
+        await connection.execute(delete(ACTIVE))
+        await connection.execute(insert(ACTIVE).values(id=1, generation=first.generation))
+        return first
+
+
+async def create(db: Database, log: str) -> Checkpoint:
+    """Makes an empty generation beside the one in force, and drops what an earlier rebuild left unfinished."""
+    async with db.transaction() as connection:
+        await _lock(connection)
+        await _drop_all_but(connection, await _in_force(connection))
+        return await _create(connection, log)
+
+
+async def flip(db: Database, to: Checkpoint) -> bool:
+    """Puts generation `to` in force if it is as far as the one that is, and lets that one die. False: it is behind.
+    Where the one in force is of another log, its position says nothing and does not count. Raises `Overtaken`."""
+    async with db.transaction() as connection:
+        await _lock(connection)
+        # Whoever writes the old generation is waited for, and finds its checkpoint gone.
+        both = select(CHECKPOINT).order_by(CHECKPOINT.c.generation).with_for_update()
+        known = {row.generation: Checkpoint(*row) for row in await connection.execute(both)}
+        next_one, current = known.get(to.generation), known.get(await _in_force(connection))
+        if next_one is None:
+            raise Overtaken(f"generation {to.generation} is gone: another rebuild has begun")
+        if current and current.log == next_one.log and current.position > next_one.position:
+            return False
+        await connection.execute(update(ACTIVE).values(generation=to.generation))
+        await connection.execute(delete(CHECKPOINT).where(CHECKPOINT.c.generation != to.generation))
+        return True
+
+
+async def drop_dead(db: Database) -> None:
+    """Drops the tables of every generation that has no checkpoint (any more)."""
+    async with db.transaction() as connection:
+        await _lock(connection)
+        alive = set((await connection.execute(select(CHECKPOINT.c.generation))).scalars())
+        await _drop_tables(connection, alive)
+
+
+class Writer:
+    """Writes events into one generation, behind the position it is at. Not for two tasks at once."""
+
+    def __init__(self, db: Database, at: Checkpoint) -> None:
+        self._db = db
+        self._cache = Cache()
+        self.generation = at.generation
+        self.position = at.position
+
+    async def apply(self, events: Sequence[Recorded], position: int) -> None:
+        """Writes these events, in the order of the log, and moves the checkpoint to `position`, the sequence up to
+        which the log was read. All of it or nothing. Raises `Overtaken`, `Unavailable`."""
+        batch = Batch()
+        try:
+            async with self._db.transaction() as connection:
+                await self._advance(connection, position)
+                await self._load(connection, batch, events)
+                batch.fold(events)
+                await self._write(connection, batch, position)
+        except BaseException:
+            self._cache.clear()
+            raise
+        self._cache.keep(batch)
+        self.position = position
+
+    async def _advance(self, connection: AsyncConnection, position: int) -> None:
+        moved = await connection.execute(_ADVANCE, {"to": position, "of": self.generation, "old": self.position})
+        if moved.rowcount != 1:
+            raise Overtaken(f"generation {self.generation} is not at {self.position} any more")
+
+    async def _load(self, connection: AsyncConnection, batch: Batch, events: Sequence[Recorded]) -> None:
+        missing: list[str] = []
+        for key in batch.sessions_of(events):
+            if row := self._cache.sessions.get(key):
+                batch.sessions[key] = row
+            else:
+                missing.append(key)
+        for key, body in await bodies(connection, sessions.table(self.generation), missing):
+            batch.sessions[key] = sessions.parse(body)
+        missing = []
+        for key in batch.runs_of(events):
+            if row := self._cache.runs.get(key):
+                batch.runs[key] = row
+            else:
+                missing.append(key)
+        for key, body in await bodies(connection, runs.table(self.generation), missing):
+            batch.runs[key] = runs.parse(body)
+
+    async def _write(self, connection: AsyncConnection, batch: Batch, position: int) -> None:
+        generation = self.generation
+        await upsert(connection, sessions.table(generation), batch.session_rows())
+        await upsert(connection, runs.table(generation), batch.run_rows())
+        await upsert(connection, history.table(generation), batch.item_rows())
+        await upsert(connection, steps.table(generation), batch.step_rows())
+        items = history.table(generation)
+        for key, seq in batch.items_gone():
+            await connection.execute(delete(items).where(items.c.key == key, items.c.seq == seq))
+        moves, oldest = sessions.moves(generation), position - sessions.MOVES
+        await upsert(connection, moves, [move for move in batch.moves if isinstance(move[0], int) and move[0] > oldest])
+        await connection.execute(delete(moves).where(moves.c.seq <= oldest))
+
+
+_ADVANCE = (
+    update(CHECKPOINT)
+    .values(position=bindparam("to"))
+    .where(CHECKPOINT.c.generation == bindparam("of"), CHECKPOINT.c.position == bindparam("old"))
+)
+
+
+async def _create(connection: AsyncConnection, log: str) -> Checkpoint:
+    names = await connection.run_sync(_table_names)
+    taken = [int(match[1]) for name in names if (match := _TABLE.fullmatch(name))]
+    highest = (await connection.execute(select(func.max(CHECKPOINT.c.generation)))).scalar()
+    generation = max([*taken, highest or 0]) + 1
+    for table in tables(generation):
+        await connection.run_sync(table.create)
+    await connection.execute(insert(CHECKPOINT).values(generation=generation, position=0, log=log))
+    return Checkpoint(generation, 0, log)
+
+
+async def _in_force(connection: AsyncConnection) -> int:
+    return (await connection.execute(select(ACTIVE.c.generation))).scalar_one()
+
+
+async def _drop_all_but(connection: AsyncConnection, generation: int) -> None:
+    await connection.execute(delete(CHECKPOINT).where(CHECKPOINT.c.generation != generation))
+    await _drop_tables(connection, {generation})
+
+
+async def _drop_tables(connection: AsyncConnection, alive: set[int]) -> None:
+    names = await connection.run_sync(_table_names)
+    dead = {int(match[1]) for name in names if (match := _TABLE.fullmatch(name))} - alive
+    for generation in sorted(dead):
+        for table in tables(generation):
+            await connection.execute(DropTable(table, if_exists=True))
+
+
+def _table_names(connection: Connection) -> list[str]:
+    return inspect(connection).get_table_names()
+
+
+async def _lock(connection: AsyncConnection) -> None:
+    """One at a time makes and drops tables; on SQLite the transaction is that lock."""
+    if connection.dialect.name == "postgresql":
+        await connection.execute(sql("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})

@@ -1,0 +1,71 @@
+"""What the tables of all views have in common: text, documents, and statements over many rows.
+
+A row is a few columns that are filtered and ordered by, and a `body`: one JSON document with everything else, so that
+a new field is no migration. The statements are SQLAlchemy Core, compiled once for each dialect, table and number of
+rows and then run as they are: compiling them for every batch would cost more than the database does.
+
+Several rows go into one statement, not into `executemany`: SQLite's driver lets go of the interpreter lock once a
+statement, and in a process that is busy otherwise it has to wait for the lock each time.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from sqlalchemy import BindParameter, Dialect, String, Table, bindparam, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+Value = str | int | None
+Values = tuple[Value, ...]
+"""The values of one row, in the order of the table's columns."""
+
+SIZES = (128, 32, 8, 1)
+"""How many rows a statement may have: few numbers, so that every statement is prepared once."""
+
+
+def text() -> String:
+    """Text that both databases compare byte by byte: PostgreSQL would follow its locale."""
+    return String().with_variant(String(collation="C"), "postgresql")
+
+
+def chunks(count: int) -> Iterator[tuple[int, int]]:
+    """Start and length of the statements that `count` rows are split into."""
+    start = 0
+    for size in SIZES:
+        while count - start >= size:
+            yield start, size
+            start += size
+
+
+@lru_cache(maxsize=512)
+def _upsert(dialect: Dialect, table: Table, rows: int) -> str:
+    keys = [column.name for column in table.primary_key]
+    insert = postgresql.insert(table) if dialect.name == "postgresql" else sqlite.insert(table)
+    names = table.columns.keys()
+    statement = insert.values([{name: bindparam(f"{name}_{row}") for name in names} for row in range(rows)])
+    rest = {name: statement.excluded[name] for name in names if name not in keys}
+    return str(statement.on_conflict_do_update(index_elements=keys, set_=rest).compile(dialect=dialect))
+
+
+async def upsert(connection: AsyncConnection, table: Table, rows: Sequence[Values]) -> None:
+    """Inserts these rows, or overwrites the ones that are there. No key may occur twice."""
+    for start, size in chunks(len(rows)):
+        values = tuple(value for row in rows[start : start + size] for value in row)
+        await connection.exec_driver_sql(_upsert(connection.dialect, table, size), values)
+
+
+@lru_cache(maxsize=64)
+def _bodies(dialect: Dialect, table: Table, keys: int) -> str:
+    wanted: list[BindParameter[str]] = [bindparam(f"key_{n}") for n in range(keys)]
+    statement = select(table.c.key, table.c.body).where(table.c.key.in_(wanted))
+    return str(statement.compile(dialect=dialect))
+
+
+async def bodies(connection: AsyncConnection, table: Table, keys: Sequence[str]) -> list[Sequence[str]]:
+    """Key and document of the rows with these keys, as far as they exist."""
+    found: list[Sequence[str]] = []
+    for start, size in chunks(len(keys)):
+        sql = _bodies(connection.dialect, table, size)
+        result = await connection.exec_driver_sql(sql, tuple(keys[start : start + size]))
+        found += result.tuples().all()
+    return found
