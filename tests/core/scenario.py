@@ -1,0 +1,287 @@
+"""given(facts).when(command).then(fact | rejected(code) | NOTHING): the sentences that tell the rules of a session.
+
+`given` folds facts as a log would hold them, whether or not `decide` would have let them in. The words below make facts
+and commands of one session with the runs 1, 2, 3 …; sequence numbers skip, as they do in a stream that is shared.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from turnstream.ids import SessionKey, derive
+from turnstream.session.commands import (
+    CancelRun,
+    Command,
+    OpenSession,
+    Origin,
+    PostMessage,
+    RecordFact,
+    RunFact,
+    StartRun,
+    UpdateSession,
+    WithdrawMessage,
+)
+from turnstream.session.decide import Decision, decide
+from turnstream.session.errors import Rejected
+from turnstream.session.events import (
+    Error,
+    Event,
+    Fact,
+    Limits,
+    MessagePosted,
+    MessageWithdrawn,
+    ModelReplied,
+    Opens,
+    Part,
+    PolicyData,
+    Recorded,
+    RunCancelRequested,
+    RunEnded,
+    RunReleased,
+    RunStarted,
+    SessionOpened,
+    Spec,
+    Starts,
+    Title,
+    ToolCall,
+    ToolReturned,
+    ToolStarted,
+    Unknown,
+    Usage,
+    Wake,
+)
+from turnstream.session.plan import Drive, Effect, plan
+from turnstream.session.state import Session, evolve
+
+KEY = SessionKey("default", "s1")
+SKIP = 10
+"""Sequence numbers and milliseconds between two events of the session."""
+ANN = "user:ann"
+RUNNER = "runner:one"
+WAKE = Wake(work=7, cause=20, delivery=1)
+AGENTS = {
+    name: Spec(agent=name, version="v1", digest="d1", model="demo", queue=queue)
+    for name, queue in (("default", "default"), ("poet", "default"), ("painter", "gpu"))
+}
+QUEUE = PolicyData(on_busy="queue")
+REJECT = PolicyData(on_busy="reject")
+NOTHING = None
+"""What `decide` answers where the session says so already."""
+
+
+# -- facts ------------------------------------------------------------------------------------------------------------
+
+
+def spec(agent: str = "default", **limits: Any) -> Spec:
+    return msgspec.structs.replace(AGENTS[agent], limits=Limits(**limits))
+
+
+def said(text: str) -> tuple[Part, ...]:
+    return (Part(text=text),)
+
+
+def opened(**fields: Any) -> SessionOpened:
+    return SessionOpened(**fields)
+
+
+def posted(message: str, run: int, text: str = "hello", *, by: Spec | None = None, **fields: Any) -> MessagePosted:
+    starts = Starts(run=run, spec=by or spec())
+    return MessagePosted(message_id=message, author=ANN, content=said(text), starts=starts, **fields)
+
+
+def queued(message: str, run: int, text: str = "hello", *, by: Spec | None = None) -> MessagePosted:
+    waits = Starts(run=run, spec=by or spec())
+    return MessagePosted(message_id=message, author=ANN, content=said(text), queued=waits)
+
+
+def notice(message: str, text: str = "by the way") -> MessagePosted:
+    return MessagePosted(message_id=message, author=ANN, kind="notice", content=said(text))
+
+
+def withdrawn(message: str, run: int) -> MessageWithdrawn:
+    return MessageWithdrawn(message_id=message, by=ANN, run=run)
+
+
+def started(run: int, attempt: int = 1, *messages: str, wake: Wake = WAKE, runner: str = RUNNER) -> RunStarted:
+    """A first start names its messages, a later one none."""
+    trigger = "message" if attempt == 1 else "recovery"
+    return RunStarted(run=run, attempt=attempt, runner=runner, wake=wake, trigger=trigger, message_ids=messages)
+
+
+def handover(run: int, attempt: int, wake: Wake = WAKE) -> RunStarted:
+    return RunStarted(run=run, attempt=attempt, runner=RUNNER, wake=wake, trigger="handover")
+
+
+def released(run: int, attempt: int = 1) -> RunReleased:
+    return RunReleased(run=run, attempt=attempt)
+
+
+def replied(run: int, step: int, *calls: str, attempt: int = 1, text: str = "", tokens: int = 0) -> ModelReplied:
+    asked = tuple(ToolCall(id=call, name="look", arguments="{}") for call in calls)
+    usage = Usage(output_tokens=tokens)
+    return ModelReplied(run=run, attempt=attempt, step=step, content=text, tool_calls=asked, usage=usage)
+
+
+def tool_started(run: int, call: str, attempt: int = 1) -> ToolStarted:
+    return ToolStarted(run=run, attempt=attempt, call_id=call)
+
+
+def returned(run: int, call: str, attempt: int = 1, status: Any = "ok", **fields: Any) -> ToolReturned:
+    return ToolReturned(run=run, attempt=attempt, call_id=call, status=status, **fields)
+
+
+def cancel_requested(run: int, by: str = ANN) -> RunCancelRequested:
+    return RunCancelRequested(run=run, by=by)
+
+
+def ended(run: int, status: Any = "completed", attempt: int = 1, **fields: Any) -> RunEnded:
+    return RunEnded(run=run, attempt=attempt, status=status, **fields)
+
+
+def failure(code: Any, message: str = "") -> Error:
+    return Error(code=code, message=message)
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def origin(name: str, **fields: Any) -> Origin:
+    return Origin(**{"id": derive(name), "actor": ANN, "time": 0, **fields})
+
+
+def open_session(*, given: Iterable[str] = (), **opens: Any) -> OpenSession:
+    return OpenSession(origin=origin("open"), opens=Opens(**opens), given=frozenset(given))
+
+
+def update(**fields: Any) -> UpdateSession:
+    return UpdateSession(origin=origin("update"), **fields)
+
+
+def title(text: str, source: Any) -> Title:
+    return Title(text=text, source=source)
+
+
+def post(message: str, text: str = "hello", **fields: Any) -> PostMessage:
+    words = {"origin": origin(f"post {message}"), "author": ANN, "content": said(text), "specs": AGENTS, **fields}
+    return PostMessage(message_id=message, **words)
+
+
+def withdraw(message: str) -> WithdrawMessage:
+    return WithdrawMessage(origin=origin(f"withdraw {message}"), message_id=message)
+
+
+def cancel(run: int, reason: str = "") -> CancelRun:
+    return CancelRun(origin=origin(f"cancel {run}"), run=run, reason=reason)
+
+
+def start(fact: RunStarted, *, gone: Iterable[int] = (), nonce: str = "n") -> StartRun:
+    name = f"start {fact.run} {fact.attempt} {nonce}"
+    return StartRun(origin=origin(name, actor=fact.runner), started=fact, gone=frozenset(gone))
+
+
+def record(fact: RunFact) -> RecordFact:
+    return RecordFact(origin=origin(f"fact {fact}", actor=RUNNER), fact=fact)
+
+
+def with_origin(command: Any, **fields: Any) -> Any:
+    """The command with another id, key, body or expected sequence."""
+    return msgspec.structs.replace(command, origin=msgspec.structs.replace(command.origin, **fields))
+
+
+# -- sentences --------------------------------------------------------------------------------------------------------
+
+
+def record_as(session: Session, event: Event, size: int = 100) -> Recorded:
+    """The event as the log would hold it behind what the session has."""
+    seq = session.seq + SKIP
+    return Recorded(seq=seq, previous=session.seq, time=seq, size=size, event=event)
+
+
+def event_of(fact: Fact | Unknown, n: int, **fields: Any) -> Event:
+    """An event that holds this fact; a start's id is the one that the command `start` would give it."""
+    name = f"start {fact.run} {fact.attempt} n" if isinstance(fact, RunStarted) else f"event {n}"
+    return Event(**{"id": derive(name), "key": KEY, "data": fact, "actor": ANN, "time": 0, **fields})
+
+
+class rejected:
+    """A refusal with this code and at least these details."""
+
+    def __init__(self, code: str, **details: str | int) -> None:
+        self.code = code
+        self.details = details
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rejected) and other.code == self.code and self.details.items() <= other.details.items()
+
+    def __repr__(self) -> str:
+        return f"rejected({self.code!r}, {self.details})"
+
+
+class Outcome:
+    """What `decide` answered, and the session after it."""
+
+    def __init__(self, before: Session, answer: Decision | Rejected | None) -> None:
+        self.answer = answer
+        self.session = evolve(before, record_as(before, answer.event)) if isinstance(answer, Decision) else before
+
+    def then(self, expected: Fact | rejected | None, *, wakes: tuple[str, ...] | None = None) -> "Outcome":
+        answer = self.answer
+        if isinstance(expected, rejected):
+            assert expected == answer, f"{answer!r} is not {expected!r}"
+        else:
+            if isinstance(answer, Rejected):
+                raise AssertionError(f"expected {expected}") from answer
+            assert (answer.event.data if answer else None) == expected
+        if wakes is not None:
+            assert isinstance(answer, Decision)
+            assert answer.wakes == wakes
+        return self
+
+    def and_when(self, command: Command) -> "Outcome":
+        return Given(self.session).when(command)
+
+    @property
+    def given(self) -> "Given":
+        return Given(self.session)
+
+    @property
+    def decision(self) -> Decision:
+        assert isinstance(self.answer, Decision)
+        return self.answer
+
+
+class Given:
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def when(self, command: Command) -> Outcome:
+        try:
+            return Outcome(self.session, decide(command, self.session))
+        except Rejected as refusal:
+            return Outcome(self.session, refusal)
+
+    def planned(self, drive: Drive | None = None, now: int = 0) -> tuple[Effect, ...]:
+        return plan(self.session, now, drive or DRIVE)
+
+
+class _Drive(Drive, frozen=True, kw_only=True):
+    """A drive whose starts have the ids that `started` facts have in `given`."""
+
+    def start_id(self, session: Session, run: int, attempt: int) -> str:
+        return derive(f"start {run} {attempt} {self.nonce}")
+
+
+def drive(wake: Wake = WAKE, *, nonce: str = "n", queue: str = "default", gone: Iterable[int] = ()) -> Drive:
+    """The drive that made the starts in `given` is the one with the nonce `n`."""
+    return _Drive(runner=RUNNER, nonce=nonce, queue=queue, wake=wake, gone=frozenset(gone))
+
+
+DRIVE = drive()
+
+
+def given(*facts: Fact | Unknown) -> Given:
+    session = Session(key=KEY)
+    for n, fact in enumerate(facts):
+        session = evolve(session, record_as(session, event_of(fact, n)))
+    return Given(session)

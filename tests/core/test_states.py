@@ -1,0 +1,189 @@
+"""The table of edges, what is stored and what is folded agree: each edge can be taken, nothing else changes a status.
+
+"Status" here is a run's: None before it is there, and what its last event made of it after it has ended.
+"""
+
+from collections.abc import Iterator
+from typing import get_args
+
+import msgspec
+import pytest
+from tests.core.scenario import (
+    QUEUE,
+    WAKE,
+    Given,
+    cancel,
+    cancel_requested,
+    ended,
+    event_of,
+    given,
+    handover,
+    notice,
+    opened,
+    post,
+    posted,
+    queued,
+    record,
+    record_as,
+    released,
+    replied,
+    returned,
+    start,
+    started,
+    tool_started,
+    withdraw,
+    withdrawn,
+)
+
+from turnstream.session.commands import Command
+from turnstream.session.decide import Decision
+from turnstream.session.events import (
+    EndStatus,
+    Fact,
+    ModelReplied,
+    RunEnded,
+    RunReleased,
+    RunStarted,
+    RunStatus,
+    ToolReturned,
+    ToolStarted,
+    Unknown,
+    Wake,
+)
+from turnstream.session.state import EDGES, Session, evolve
+
+Edge = tuple[RunStatus | None, str, RunStatus]
+
+ENDS: tuple[EndStatus, ...] = get_args(EndStatus)
+BEGIN = (opened(policy=QUEUE),)
+QUEUED = (*BEGIN, posted("m1", 1))
+RUNNING = (*QUEUED, started(1, 1, "m1"))
+CALLING = (*RUNNING, replied(1, 1, "a"))
+
+BEFORE: dict[str, tuple[Fact, ...]] = {
+    "no session": (),
+    "no run": BEGIN,
+    "queued": QUEUED,
+    "queued behind a run": (*BEGIN, posted("m0", 1), started(1, 1, "m0"), queued("m1", 2)),
+    "running": RUNNING,
+    "running, cancel requested": (*RUNNING, cancel_requested(1)),
+    "running, taken over": (*RUNNING, started(1, 2, wake=Wake(work=7, cause=20, delivery=2))),
+    "running, with a call": CALLING,
+    "running, with a call begun": (*CALLING, tool_started(1, "a")),
+    "running, with a result": (*CALLING, returned(1, "a")),
+    "given back": (*RUNNING, released(1)),
+    "given back with a call": (*CALLING, released(1)),
+    "given back, cancel requested": (*CALLING, released(1), cancel_requested(1)),
+    "withdrawn": (*QUEUED, withdrawn("m1", 1)),
+    **{f"never started, {status}": (*QUEUED, ended(1, status, 0)) for status in ENDS if status != "completed"},
+    **{status: (*RUNNING, ended(1, status)) for status in ENDS},
+}
+
+
+def facts(run: int) -> Iterator[Fact]:
+    """Every kind of fact that could be told of a run, of its current attempt and of others."""
+    yield from (posted("m1", run), queued("m1", run), notice("m1"), withdrawn("m1", run), cancel_requested(run))
+    for attempt in (0, 1, 2, 3):
+        for delivery in (1, 2, 3):
+            wake = Wake(work=WAKE.work, cause=WAKE.cause, delivery=delivery)
+            yield started(run, attempt, "m1", wake=wake)
+            yield started(run, attempt, wake=wake)
+            yield handover(run, attempt, wake)
+        yield from (
+            released(run, attempt),
+            replied(run, 1, "a", attempt=attempt),
+            replied(run, 2, "a", attempt=attempt),
+        )
+        yield from (tool_started(run, "a", attempt), returned(run, "a", attempt))
+        yield from (ended(run, status, attempt) for status in ENDS)
+
+
+def commands(run: int) -> Iterator[Command]:
+    """Every kind of command that could be given to a run."""
+    yield from (post("m1"), post("m1", kind="notice"), withdraw("m1"), cancel(run))
+    for fact in facts(run):
+        match fact:
+            case RunStarted():
+                yield from (start(fact), start(fact, gone=[WAKE.work]))
+            case RunReleased() | ModelReplied() | ToolStarted() | ToolReturned() | RunEnded():
+                yield record(fact)
+            case _:
+                pass
+
+
+def status_of(session: Session, run: int) -> RunStatus | None:
+    live = session.run(run)
+    if live:
+        return live.status
+    return session.last_end if run <= session.last_run else None
+
+
+def taken(before: Given, after: Session, event: str, run: int) -> Edge | None:
+    """The edge between two states, if there is one: a status that changed, or a start that began another attempt."""
+    old, new = before.session.run(run), after.run(run)
+    here, there = status_of(before.session, run), status_of(after, run)
+    started_again = old and new and old.attempt != new.attempt
+    return (here, event, there) if there and (here != there or started_again) else None
+
+
+def run_in(name: str) -> int:
+    return 2 if name == "queued behind a run" else 1
+
+
+def table() -> set[Edge]:
+    return {(here, event, there) for here, events in EDGES.items() for event, tos in events.items() for there in tos}
+
+
+@pytest.fixture(params=BEFORE)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def test_what_is_stored_takes_an_edge_or_changes_no_status(name: str) -> None:
+    before, run = given(*BEFORE[name]), run_in(name)
+    for command in commands(run):
+        outcome = before.when(command)
+        if isinstance(outcome.answer, Decision):
+            edge = taken(before, outcome.session, outcome.answer.event.type, run)
+            assert edge is None or edge in table(), command
+
+
+def test_what_is_folded_takes_an_edge_or_changes_no_status(name: str) -> None:
+    """Of anything that a log might hold, also what `decide` would never have stored."""
+    before, run = given(*BEFORE[name]), run_in(name)
+    for fact in (*facts(run), Unknown(type="run.blessed", raw=msgspec.Raw(b"{}"))):
+        event = event_of(fact, 99)
+        edge = taken(before, evolve(before.session, record_as(before.session, event)), event.type, run)
+        if edge and edge[0] in ENDS and edge[1] == "message.posted":
+            continue  # a log that uses a number twice: no status follows an end, this is another run
+        assert edge is None or edge in table(), fact
+
+
+def test_every_edge_can_be_taken() -> None:
+    seen: set[Edge] = set()
+    for name, past in BEFORE.items():
+        before, run = given(*past), run_in(name)
+        for command in commands(run):
+            outcome = before.when(command)
+            if isinstance(outcome.answer, Decision):
+                edge = taken(before, outcome.session, outcome.answer.event.type, run)
+                seen |= {edge} if edge else set()
+    assert seen == table()
+
+
+def test_terminal_is_final() -> None:
+    assert {status for status, events in EDGES.items() if not events} == set(ENDS)
+    assert {there for _, _, there in table()} | {None} == set(EDGES)
+    for name in (*ENDS, "withdrawn", "never started, failed"):
+        over = given(*BEFORE[name])
+        for command in commands(1):
+            outcome = over.when(command)
+            assert outcome.session.run(1) is None, command
+
+
+def test_a16_a_second_end_that_is_read_is_ignored() -> None:
+    for first in ENDS:
+        for second in ENDS:
+            session = given(*RUNNING, ended(1, first), ended(1, second)).session
+            assert session.last_end == first
+            assert len(session.turns) == 1
