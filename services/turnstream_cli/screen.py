@@ -20,7 +20,6 @@ class Screen:
     def __init__(self, console: Console, *, say: Callable[[str], None] | None = None) -> None:
         self._console = console
         self._say = say or (lambda text: console.print(text, style="dim"))
-        self._clean = printable if console.is_terminal else str
         self._open: str | None = None
         """Kind of the live text that the cursor stands in."""
         self._run = ""
@@ -77,7 +76,7 @@ class Screen:
             self._console.print(Text("◇ " if kind == "reasoning" else "◆ ", style="dim"), end="")
             self._open = kind
         self._console.print(
-            Text(self._clean(text), style="dim italic" if kind == "reasoning" else ""), end="", soft_wrap=True
+            Text(printable(text), style="dim italic" if kind == "reasoning" else ""), end="", soft_wrap=True
         )
 
     def _close(self) -> None:
@@ -87,9 +86,9 @@ class Screen:
 
     def _line(self, mark: str, text: str, style: str = "", tail: str = "") -> None:
         self._close()
-        line = Text(f"{mark} ", style="dim") + Text(self._clean(text), style=style)
+        line = Text(f"{mark} ", style="dim") + Text(printable(text), style=style)
         if tail:
-            line += Text(f"  {self._clean(tail)}", style="dim")
+            line += Text(f"  {printable(tail)}", style="dim")
         self._console.print(line, soft_wrap=True)
 
     def _said(self, data: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """How things look in a terminal: JSON lines, tables, a run's waterfall. The feed has a file of its own.
 
-What people and models say may hold control characters; a terminal gets them as visible pictures. Whoever wants the
-bytes takes `--json`.
+What people and models say may hold control characters; people get them as visible pictures, so that no text plays with
+their terminal. Whoever wants the bytes takes `--json`.
 """
 
 import sys

@@ -1,0 +1,50 @@
+"""One process at a time on a data directory; ports that are taken."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from turnstream_cli.exits import CommandError, Exit
+from turnstream_cli.place import Addresses, announced, held, read_addresses
+from turnstream_cli.stack import free_port
+
+HERE = Addresses(os.getpid(), "http://127.0.0.1:1", "nats://127.0.0.1:2")
+
+
+def test_a_second_process_is_refused_and_told_where_the_first_is(tmp_path: Path) -> None:
+    with held(tmp_path), announced(tmp_path, HERE):
+        assert read_addresses(tmp_path) == HERE
+        where = rf"in use by process {os.getpid()} at http://127\.0\.0\.1:1"
+        with pytest.raises(CommandError, match=where) as refused, held(tmp_path):
+            pass
+        assert refused.value.code is Exit.USAGE
+    assert read_addresses(tmp_path) is None
+    with held(tmp_path):
+        pass
+
+
+def test_addresses_of_a_process_that_was_killed_do_not_count(tmp_path: Path) -> None:
+    with held(tmp_path), announced(tmp_path, HERE):
+        left_over = (tmp_path / "dev.json").read_bytes()
+    (tmp_path / "dev.json").write_bytes(left_over)
+    assert read_addresses(tmp_path) is None
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CommandError, match="file"), held(tmp_path / "file"):
+        pass
+
+
+def test_a_port_in_use_is_named_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(
+            CommandError, match=f"port {port} on 127.0.0.1, for the API, is in use; try --port"
+        ) as refused:
+            free_port("127.0.0.1", port, what="the API", how="try --port")
+    assert refused.value.code is Exit.USAGE
+    assert free_port("127.0.0.1", port, what="the API", how="") == port
+    assert free_port("127.0.0.1", 0, what="the API", how="") > 0
