@@ -1,7 +1,6 @@
 """Every subject, stream, consumer and bucket, declared once, as plain data.
 
-Nobody else writes a subject down. `turnstream.broker` makes what is declared here; the clock of a stream's durations is
-seconds. Public subjects (`ts.feed`, `ts.delta`, `ts.inbox`, `ts.api`) do not show the partition.
+Nobody else writes a subject down. `turnstream.broker` makes what is declared here. Durations are seconds. Public subjects (`ts.feed`, `ts.delta`, `ts.inbox`, `ts.api`) do not show the partition.
 """
 
 from typing import Literal
@@ -66,6 +65,11 @@ def work(queue: str, key: SessionKey) -> str:
 def work_of(queue: str) -> str:
     """Every wake-up of a queue."""
     return f"ts.work.{queue}.>"
+
+
+def is_work(subject: str) -> bool:
+    """Whether a subject of `WORK` is a wake-up; else it is a timer."""
+    return subject.startswith("ts.work.")
 
 
 def parse_work(subject: str) -> tuple[str, SessionKey]:

@@ -68,7 +68,7 @@ class Work:
         if key is None:
             return True
         message = msgspec.convert(found, _Found).message
-        return message.subject.startswith("ts.work.") and subjects.parse_work(message.subject)[1] == key
+        return subjects.is_work(message.subject) and subjects.parse_work(message.subject)[1] == key
 
 
 class _Message(msgspec.Struct):
