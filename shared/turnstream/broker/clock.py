@@ -1,14 +1,15 @@
 """The broker's time, told without asking for it: no host's clock decides anything.
 
-Two kinds of observation, both in milliseconds since the epoch. A message's time stamp is a lower bound, for the message
-may have been stored long ago. A time stamp in the answer to a request was just written, so it sets the clock either way.
-In between the host's monotonic clock goes on. The clock never runs backwards.
+Two kinds of observation, both in milliseconds since the epoch. A message's time stamp is a lower bound, for it may have
+been stored long ago. A time stamp in a prompt answer was just written, so it sets the clock either way. In between the
+host's monotonic clock goes on. The clock never runs backwards.
 """
 
 from collections.abc import Callable
 from datetime import datetime
 
-_EPOCH_OFFSET = "+00:00"
+_PROMPT = 0.1
+"""Seconds within which an answer has to come to set the clock back."""
 
 
 class BrokerClock:
@@ -31,9 +32,16 @@ class BrokerClock:
         if millis > self._floor:
             self._floor = millis
 
-    def anchor(self, millis: int) -> None:
-        """The broker has just said what time it is."""
-        self._offset = millis - self._monotonic() * 1000
+    def anchor(self, millis: int, asked: float) -> None:
+        """The broker said what time it is, in the answer to a question of `asked` (monotonic seconds).
+
+        A slow answer says no more than a message does.
+        """
+        now = self._monotonic()
+        if now - asked > _PROMPT:
+            self.observe(millis)
+        else:
+            self._offset = millis - now * 1000
 
     def now(self) -> int:
         """Milliseconds since the epoch. Raises `RuntimeError` before the first observation."""
@@ -49,7 +57,7 @@ def parse_time(text: str) -> int:
     """Milliseconds of an RFC 3339 time stamp as the server prints it (UTC or with an offset, up to nanoseconds)."""
     seconds, dot, rest = text.partition(".")
     if not dot:
-        return int(datetime.fromisoformat(text.replace("Z", _EPOCH_OFFSET)).timestamp()) * 1000
+        return int(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()) * 1000
     digits = len(rest) - len(rest.lstrip("0123456789"))
-    zone = rest[digits:].replace("Z", _EPOCH_OFFSET)
+    zone = rest[digits:].replace("Z", "+00:00")
     return int(datetime.fromisoformat(seconds + zone).timestamp()) * 1000 + int(rest[:digits].ljust(3, "0")[:3])

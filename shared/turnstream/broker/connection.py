@@ -5,7 +5,8 @@ FastStream's `NatsBroker` makes it, so a service's FastStream application and ou
 whoever built `Broker`.
 
 The connection is made again for ever, whatever the server said before it went away. Requests are lean: a future and one
-timer, no task a request. A request that the server's permissions refuse fails at once instead of timing out.
+timer, no task a request. One that cannot be answered any more (the connection is lost, the server's permissions refuse
+it) fails at once instead of timing out.
 """
 
 import asyncio
@@ -18,17 +19,17 @@ import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats.errors import AuthorizationError, Error, SlowConsumerError
+from nats.errors import Error, SlowConsumerError
 from nats.js.api import Header
 
 from turnstream.broker.clock import BrokerClock, parse_time
-from turnstream.broker.errors import BrokerClosed, BrokerDenied, BrokerError, BrokerTimeout, NoResponders
-from turnstream.broker.shell import Shell
+from turnstream.broker.errors import BrokerClosed, BrokerDenied, BrokerError, BrokerFault, BrokerTimeout, NoResponders
+from turnstream.broker.shell import PING, Shell
 from turnstream.subjects import Stream
 from turnstream.telemetry import get_logger
 
 REQUEST_TIMEOUT: Final = 5.0
-_RESYNC = 60.0
+_RESYNC: Final = 60.0
 """Seconds between two looks at the broker's clock; a host's monotonic clock drifts by milliseconds in that time."""
 
 log = get_logger()
@@ -39,23 +40,24 @@ _Callback = TypeVar("_Callback")
 class Broker:
     """A connection, its clock and its pending requests. Built by `Broker.connect`."""
 
-    def __init__(self, shell: Shell, nc: Client, clock: BrokerClock) -> None:
+    def __init__(self, shell: Shell, nc: Client, monotonic: Callable[[], float]) -> None:
         self.faststream = shell
         self.nc = nc
-        self.clock = clock
+        self.clock = BrokerClock(monotonic)
         self.denied = 0
         """How often the server's permissions refused something."""
-        self.declared: dict[str, tuple[Stream, int]] = {}
-        """The streams that were declared through this connection and their replicas: what a watchdog may make again."""
         self.dropped = 0
         """How many messages subscriptions of this connection lost because they were too slow."""
+        self.declared: dict[str, tuple[Stream, int]] = {}
+        """The streams declared through this connection, and their replicas: what a watchdog may make again."""
+        self._monotonic = monotonic
         self._loop = asyncio.get_running_loop()
         self._inbox = nc.new_inbox() + "."
         self._next = 0
         self._waiting: dict[str, tuple[asyncio.Future[Msg], str]] = {}
         self._reconnected: dict[object, Callable[[], None]] = {}
         self._slow: dict[object, Callable[[str], None]] = {}
-        self._resync: asyncio.Task[None] | None = None
+        self._clock_task: asyncio.Task[None] | None = None
         self._closed = False
 
     @classmethod
@@ -69,25 +71,28 @@ class Broker:
         password: str = "",
         creds: Path | None = None,
         timeout: float | None = None,
+        ping: float = PING,
     ) -> Self:
-        """Connects to one of the servers in `url` (several are separated by commas) and learns the broker's time.
+        """Connects to one of the servers in `url` (separated by commas) and learns the broker's time.
 
-        Waits for a server as long as it takes, or for `timeout` seconds: then `BrokerTimeout`. `BrokerDenied`: a server
-        does not know this user.
+        Waits for a server as long as it takes, or `timeout` seconds: then `BrokerTimeout`. `BrokerDenied`: the server
+        does not know this user. `ping`: seconds; a server that is silent for three times as long is left for another.
         """
-        shell = Shell(url, name=name, user=user, password=password, creds=creds)
+        shell = Shell(url, name=name, user=user, password=password, creds=creds, ping=ping)
         try:
             async with asyncio.timeout(timeout):
                 nc = await shell.connect()
         except TimeoutError:
             raise BrokerTimeout(shell.address, f"no server answers: {shell.trouble or 'unreachable'}") from None
-        except (AuthorizationError, Error) as error:
-            raise BrokerDenied(shell.address, str(error)) from error
-        broker = cls(shell, nc, BrokerClock(monotonic))
-        shell.listen(on_error=broker._on_error, on_reconnect=broker._on_reconnect)
+        except Error as error:
+            if "authorization" in str(error).lower():
+                raise BrokerDenied(shell.address, str(error)) from error
+            raise BrokerFault(f"{shell.address}: {error}") from error
+        broker = cls(shell, nc, monotonic)
+        shell.listen(broker._on_error, broker._on_disconnect, broker._on_reconnect)
         await broker.subscribe(broker._inbox + "*", broker._on_answer)
         await broker._look_at_clock()
-        broker._resync = asyncio.create_task(broker._keep_clock(), name="broker-clock")
+        broker._clock_task = asyncio.create_task(broker._keep_clock(), name="broker-clock")
         return broker
 
     async def request(
@@ -122,7 +127,7 @@ class Broker:
         try:
             await self.nc.publish(subject, payload, reply, cast("dict[str, str] | None", headers))
         except Error as error:
-            raise BrokerClosed(subject) if self.nc.is_closed else BrokerTimeout(subject, str(error)) from error
+            raise BrokerClosed(subject) if self._closed else BrokerTimeout(subject, str(error)) from error
 
     async def subscribe(self, subject: str, callback: Callable[[Msg], Awaitable[None]]) -> Subscription:
         """Calls back for each message, one after the other, until `unsubscribe()`; a reconnect may cost some."""
@@ -132,17 +137,15 @@ class Broker:
         self, operation: str, body: Mapping[str, object] | None = None, timeout: float = REQUEST_TIMEOUT
     ) -> dict[str, object]:
         """Asks JetStream's API (`$JS.API.<operation>`). Raises `BrokerError` and what `request` raises."""
-        answer = await self.request(
-            f"$JS.API.{operation}", b"" if body is None else msgspec.json.encode(body), timeout=timeout
-        )
+        asked = self._monotonic()
+        payload = b"" if body is None else msgspec.json.encode(body)
+        answer = await self.request(f"$JS.API.{operation}", payload, timeout=timeout)
         result = msgspec.json.decode(answer.data, type=dict[str, object])
-        error = result.get("error")
-        if isinstance(error, dict):
+        if error := result.get("error"):
             fault = msgspec.convert(error, _Fault)
             raise BrokerError(fault.code, fault.err_code, fault.description, operation=operation)
-        stamp = result.get("ts")
-        if isinstance(stamp, str):
-            self.clock.anchor(parse_time(stamp))
+        if isinstance(stamp := result.get("ts"), str):
+            self.clock.anchor(parse_time(stamp), asked)
         return result
 
     def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -158,13 +161,12 @@ class Broker:
         if self._closed:
             return
         self._closed = True
-        if self._resync:
-            self._resync.cancel()
+        if self._clock_task:
+            self._clock_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._resync
+                await self._clock_task
         for future, subject in self._waiting.values():
-            if not future.done():
-                future.set_exception(BrokerClosed(subject))
+            _fail(future, BrokerClosed(subject))
         await self.faststream.disconnect()
 
     async def _on_answer(self, message: Msg) -> None:
@@ -178,9 +180,13 @@ class Broker:
             future.set_result(message)
 
     def _expire(self, token: str, timeout: float) -> None:
-        entry = self._waiting.get(token)
-        if entry and not entry[0].done():
-            entry[0].set_exception(BrokerTimeout(entry[1], f"no answer within {timeout:g} s"))
+        if entry := self._waiting.get(token):
+            _fail(entry[0], BrokerTimeout(entry[1], f"no answer within {timeout:g} s"))
+
+    def _on_disconnect(self) -> None:
+        """What was asked for on the lost connection will not be answered."""
+        for future, subject in self._waiting.values():
+            _fail(future, BrokerTimeout(subject, "the connection was lost before the answer came"))
 
     def _on_reconnect(self) -> None:
         for callback in tuple(self._reconnected.values()):
@@ -190,7 +196,7 @@ class Broker:
         """What nats-py reports beside the calls themselves."""
         if isinstance(error, SlowConsumerError):
             self.dropped += 1
-            log.warning("subscription is too slow and lost a message", subject=error.subject)
+            log.warning("a subscription is too slow and lost a message", subject=error.sub.subject)
             for callback in tuple(self._slow.values()):
                 callback(error.sub.subject)
         elif "permissions violation" in (text := str(error)):
@@ -200,20 +206,21 @@ class Broker:
         """Fails the requests that the server has just refused; nats-py has lower-cased the subject that it names."""
         self.denied += 1
         log.error("the broker's permissions refuse this", reason=text)
+        if "for publish" not in text:
+            return
         subject = text.partition('"')[2].partition('"')[0]
         for future, asked in self._waiting.values():
-            if asked.lower() == subject and not future.done():
-                future.set_exception(BrokerDenied(asked, text))
+            if asked.lower() == subject:
+                _fail(future, BrokerDenied(asked, text))
 
     async def _look_at_clock(self) -> None:
-        """Asks the server for its time. Whoever may not ask sets the clock by the first message that it sees."""
+        """Asks the server for its time. Who may not ask sets the clock by the first message that is seen."""
+        asked = self._monotonic()
         try:
             answer = await self.request("$SYS.REQ.USER.INFO")
-        except (BrokerTimeout, BrokerDenied) as error:
-            log.warning("the broker's time is not known before the first message", reason=str(error))
-            return
-        with contextlib.suppress(msgspec.DecodeError):
-            self.clock.anchor(parse_time(msgspec.json.decode(answer.data, type=_UserInfo).server.time))
+            self.clock.anchor(parse_time(msgspec.json.decode(answer.data, type=_UserInfo).server.time), asked)
+        except (BrokerTimeout, BrokerDenied, msgspec.DecodeError) as error:
+            log.warning("the broker does not tell its time", error=error)
 
     async def _keep_clock(self) -> None:
         while True:
@@ -233,6 +240,11 @@ class _ServerTime(msgspec.Struct):
 
 class _UserInfo(msgspec.Struct):
     server: _ServerTime
+
+
+def _fail(future: asyncio.Future[Msg], error: BrokerFault) -> None:
+    if not future.done():
+        future.set_exception(error)
 
 
 def _register(registry: dict[object, _Callback], callback: _Callback) -> Callable[[], None]:

@@ -5,11 +5,20 @@ setting that nobody declares is kept as it is. What the server will not change i
 setting, what it is and what it must be.
 """
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import cast
 
 from turnstream.broker.connection import Broker
-from turnstream.broker.errors import BrokerError, Difference, IncompatibleConsumer, IncompatibleStream
+from turnstream.broker.errors import (
+    BrokerError,
+    BrokerFault,
+    BrokerTimeout,
+    Difference,
+    IncompatibleConsumer,
+    IncompatibleStream,
+)
 from turnstream.subjects import BLOBS, KEYS, STREAMS, Consumer, Stream
 from turnstream.telemetry import get_logger
 
@@ -17,6 +26,9 @@ STREAM_NOT_FOUND = 10059
 CONSUMER_NOT_FOUND = 10014
 _STREAM_EXISTS = 10058
 _CONSUMER_EXISTS = 10148
+_NO_PEERS = 10005
+"""A cluster that does not know enough servers (yet)."""
+_RETRY = 0.25
 
 Config = dict[str, object]
 
@@ -31,64 +43,54 @@ async def declare(
     consumers: Iterable[Consumer] = (),
     keys: Iterable[str] = (KEYS,),
     objects: Iterable[str] = (BLOBS,),
+    patience: float = 60.0,
 ) -> None:
     """Makes them all, `replicas` copies of each; `keys` are KV buckets, `objects` object stores.
 
-    Raises `IncompatibleStream`, `IncompatibleConsumer`, `BrokerError`, `BrokerTimeout`.
+    `patience`: seconds to wait for a cluster that has no leader or not enough servers yet. Raises `IncompatibleStream`,
+    `IncompatibleConsumer`, `BrokerError`, `BrokerTimeout`.
     """
+    deadline = asyncio.get_running_loop().time() + patience
     for stream in streams:
-        await _ensure_stream(broker, stream.name, stream_config(stream, replicas))
         broker.declared[stream.name] = stream, replicas
+        await _patiently(deadline, partial(_ensure_stream, broker, stream_config(stream, replicas)))
     for bucket in keys:
-        await _ensure_stream(
-            broker,
-            f"KV_{bucket}",
-            _bucket_config(f"KV_{bucket}", (f"$KV.{bucket}.>",), replicas)
-            | {"max_msgs_per_subject": 1, "deny_delete": True},
-        )
+        await _patiently(deadline, partial(_ensure_stream, broker, _keys_config(bucket, replicas)))
     for bucket in objects:
-        await _ensure_stream(
-            broker, f"OBJ_{bucket}", _bucket_config(f"OBJ_{bucket}", (f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"), replicas)
-        )
+        await _patiently(deadline, partial(_ensure_stream, broker, _objects_config(bucket, replicas)))
     for consumer in consumers:
-        await ensure_consumer(broker, consumer)
+        await _patiently(deadline, partial(ensure_consumer, broker, consumer))
+
+
+async def ensure_stream(broker: Broker, name: str) -> None:
+    """Makes a stream again that this connection declared and that somebody deleted; else does nothing."""
+    if name in broker.declared and await _find(broker, f"STREAM.INFO.{name}") is None:
+        stream, replicas = broker.declared[name]
+        log.error("a stream was deleted and is made again, empty", stream=name)
+        await _ensure_stream(broker, stream_config(stream, replicas))
 
 
 async def ensure_consumer(broker: Broker, consumer: Consumer) -> None:
     """Makes the consumer, or changes it into what is declared. It has as many replicas as its stream.
 
-    A stream that this connection declared and that is gone is made again.
-
-    Raises `IncompatibleConsumer`, `IncompatibleStream`, `BrokerError`, `BrokerTimeout`.
+    Its stream is made again as `ensure_stream` does. Raises `IncompatibleConsumer`, `BrokerError`, `BrokerTimeout`.
     """
     wanted = consumer_config(consumer)
     path = f"{consumer.stream}.{consumer.name}"
-    try:
-        found = await _find(broker, f"CONSUMER.INFO.{path}", CONSUMER_NOT_FOUND)
-        if found is None:
-            try:
-                await _put_consumer(broker, path, wanted, "create")
-                log.info("made consumer", stream=consumer.stream, consumer=consumer.name)
-                return
-            except BrokerError as error:
-                if error.err_code != _CONSUMER_EXISTS:
-                    raise
-            found = await _find(broker, f"CONSUMER.INFO.{path}", CONSUMER_NOT_FOUND) or {}
-    except BrokerError as error:
-        if error.err_code != STREAM_NOT_FOUND or consumer.stream not in broker.declared:
-            raise
-        stream, replicas = broker.declared[consumer.stream]
-        log.error("stream is gone and is made again, empty", stream=stream.name)
-        await _ensure_stream(broker, stream.name, stream_config(stream, replicas))
-        await _put_consumer(broker, path, wanted, "create")
-        return
-    if not (differences := _differences(found, wanted)):
-        return
-    try:
-        await _put_consumer(broker, path, found | wanted, "update")
-    except BrokerError as error:
-        raise IncompatibleConsumer(path, differences, error) from error
-    log.info("changed consumer", consumer=path, changes=[str(difference) for difference in differences])
+    found = await _find(broker, f"CONSUMER.INFO.{path}")
+    if found is None:
+        await ensure_stream(broker, consumer.stream)
+        found = await _make(broker, f"CONSUMER.CREATE.{path}", _consumer_body(consumer.stream, wanted, "create"))
+    if found is None:
+        found = await _find(broker, f"CONSUMER.INFO.{path}") or {}
+    if differences := _differences(found, wanted):
+        try:
+            await broker.api(f"CONSUMER.CREATE.{path}", _consumer_body(consumer.stream, found | wanted, "update"))
+        except BrokerError as error:
+            if _is_passing(error):
+                raise
+            raise IncompatibleConsumer(path, differences, error) from error
+        log.info("changed consumer", consumer=path, changes=[str(difference) for difference in differences])
 
 
 def stream_config(stream: Stream, replicas: int) -> Config:
@@ -130,11 +132,21 @@ def consumer_config(consumer: Consumer) -> Config:
     }
 
 
-def _bucket_config(name: str, subjects: tuple[str, ...], replicas: int) -> Config:
-    """What a KV bucket and an object store have in common (ADR-8, ADR-20)."""
+def _keys_config(bucket: str, replicas: int) -> Config:
+    """A KV bucket as clients expect it (ADR-8)."""
+    history: Config = {"max_msgs_per_subject": 1, "deny_delete": True}
+    return _bucket_config(f"KV_{bucket}", [f"$KV.{bucket}.>"], replicas) | history
+
+
+def _objects_config(bucket: str, replicas: int) -> Config:
+    """An object store as clients expect it (ADR-20)."""
+    return _bucket_config(f"OBJ_{bucket}", [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"], replicas)
+
+
+def _bucket_config(name: str, subjects: list[str], replicas: int) -> Config:
     return {
         "name": name,
-        "subjects": list(subjects),
+        "subjects": subjects,
         "retention": "limits",
         "storage": "file",
         "discard": "new",
@@ -144,40 +156,70 @@ def _bucket_config(name: str, subjects: tuple[str, ...], replicas: int) -> Confi
     }
 
 
-async def _ensure_stream(broker: Broker, name: str, wanted: Config) -> None:
-    found = await _find(broker, f"STREAM.INFO.{name}", STREAM_NOT_FOUND)
+async def _ensure_stream(broker: Broker, wanted: Config) -> None:
+    name = wanted["name"]
+    found = await _find(broker, f"STREAM.INFO.{name}")
     if found is None:
+        found = await _make(broker, f"STREAM.CREATE.{name}", wanted)
+    if found is None:
+        found = await _find(broker, f"STREAM.INFO.{name}") or {}
+    if differences := _differences(found, wanted):
         try:
-            await broker.api(f"STREAM.CREATE.{name}", wanted)
-            log.info("made stream", stream=name)
-            return
+            await broker.api(f"STREAM.UPDATE.{name}", found | wanted)
         except BrokerError as error:
-            if error.err_code != _STREAM_EXISTS:
+            if _is_passing(error):
                 raise
-        found = await _find(broker, f"STREAM.INFO.{name}", STREAM_NOT_FOUND) or {}
-    if not (differences := _differences(found, wanted)):
-        return
-    try:
-        await broker.api(f"STREAM.UPDATE.{name}", found | wanted)
-    except BrokerError as error:
-        raise IncompatibleStream(name, differences, error) from error
-    log.info("changed stream", stream=name, changes=[str(difference) for difference in differences])
+            raise IncompatibleStream(str(name), differences, error) from error
+        log.info("changed stream", stream=name, changes=[str(difference) for difference in differences])
 
 
-async def _find(broker: Broker, operation: str, not_found: int) -> Config | None:
+async def _find(broker: Broker, operation: str) -> Config | None:
     """The configuration of what is there, or None."""
     try:
-        answer = await broker.api(operation)
+        return _config(await broker.api(operation))
     except BrokerError as error:
-        if error.err_code == not_found:
+        if error.err_code in (STREAM_NOT_FOUND, CONSUMER_NOT_FOUND):
             return None
         raise
+
+
+async def _make(broker: Broker, operation: str, body: Config) -> Config | None:
+    """Makes it; its configuration. None: another one with this name has come in between."""
+    try:
+        answer = await broker.api(operation, body)
+    except BrokerError as error:
+        if error.err_code in (_STREAM_EXISTS, _CONSUMER_EXISTS):
+            return None
+        raise
+    log.info("made what is declared", operation=operation)
+    return _config(answer)
+
+
+async def _patiently(deadline: float, work: Callable[[], Awaitable[None]]) -> None:
+    """Does it again while a cluster has no leader, until `deadline` (loop time)."""
+    while True:
+        try:
+            return await work()
+        except BrokerFault as error:
+            if not _is_passing(error) or asyncio.get_running_loop().time() > deadline:
+                raise
+            log.warning("the broker is not ready", error=error)
+        await asyncio.sleep(_RETRY)
+
+
+def _is_passing(error: BrokerFault) -> bool:
+    """Whether the same request may succeed a moment later."""
+    if isinstance(error, BrokerError):
+        return error.code == 503 or error.err_code == _NO_PEERS
+    return isinstance(error, BrokerTimeout)
+
+
+def _config(answer: Config) -> Config:
     return cast("Config", answer["config"])
 
 
-async def _put_consumer(broker: Broker, path: str, config: Config, action: str) -> None:
-    body = {"stream_name": path.partition(".")[0], "config": config, "action": action}
-    await broker.api(f"CONSUMER.CREATE.{path}", body)
+def _consumer_body(stream: str, config: Config, action: str) -> Config:
+    return {"stream_name": stream, "config": config, "action": action}
 
 
 def _differences(found: Mapping[str, object], wanted: Mapping[str, object]) -> tuple[Difference, ...]:

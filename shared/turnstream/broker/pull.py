@@ -1,13 +1,13 @@
 """The pull loop: deliveries as soon as there are any, as many as the reader has room for, for ever.
 
 `Pull` reads a durable consumer with acks, `OrderedPull` reads a stream from a sequence on, without acks and without a
-loss. Both ask with raw `MSG.NEXT` requests and keep so much asked for that the server never waits for the next request
-while the reader has room. Both watch: whatever may have cost a delivery or a request (a reconnect, a consumer or a stream
-that somebody deleted, a new leader, a server that fell silent) ends in a fresh start on a fresh reply subject, so nothing
-that was asked for earlier can come through any more.
+loss. Both ask with raw `MSG.NEXT` requests and keep so much asked for that the server does not wait for the next one
+while the reader has room. Both watch: whatever may have cost a delivery or a request (a reconnect, a consumer or stream
+that somebody deleted, a new leader, a server that fell silent) ends in a fresh start on a fresh reply subject, so what
+was asked for earlier cannot come through any more.
 
 Rules for whoever edits this: `_out` counts what the server may still send on the present reply subject; it is never too
-low. It sinks by a delivery, by a status that ends a request (the status says how much of it was left), and by a request's
+low. It sinks by a delivery, by a status that ends a request (which says how much of it was left), and by a request's
 deadline.
 """
 
@@ -24,7 +24,7 @@ from nats.errors import Error
 from nats.js.api import Header
 
 from turnstream.broker.connection import Broker
-from turnstream.broker.declare import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ensure_consumer
+from turnstream.broker.declare import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ensure_consumer, ensure_stream
 from turnstream.broker.errors import BrokerError, BrokerFault, StreamBehind
 from turnstream.subjects import Consumer
 from turnstream.telemetry import get_logger
@@ -37,6 +37,11 @@ _SILENCE: Final = 5.0
 """Seconds without a word, while something is asked for, that mean that the request is lost."""
 _RETRY: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Seconds between attempts to start again; the last one repeats."""
+
+_CALM: Final = 10.0
+"""Seconds after a start from which the next one is not a repetition, and need not wait."""
+_SURE: Final = 5
+"""How often a stream must look too short before it is believed: a new leader may not know its end at once."""
 
 log = get_logger()
 
@@ -111,7 +116,9 @@ class _Puller:
         self._restarting: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._remove_hook = broker.on_reconnect(self._on_reconnect)
-        self.restarts = -1
+        self._started = -_CALM
+        self._attempt = 0
+        self.restarts = 0
         """How often it had to start anew."""
 
     def __aiter__(self) -> AsyncIterator[list[Delivery]]:
@@ -126,15 +133,16 @@ class _Puller:
                 raise self._failure
             if self._closed:
                 raise StopAsyncIteration
-            await self._fill()
+            await self._fill(self._room())
             self._waiter = self._loop.create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
+        # Before the deliveries leave their place, so that a reader that is cancelled here finds them again.
+        await self._fill(self._room_after_taking())
         ready, self._ready = self._ready, []
-        self._took(len(ready))
-        await self._fill()
+        self._take(len(ready))
         return ready
 
     async def close(self) -> None:
@@ -154,11 +162,14 @@ class _Puller:
 
     @abstractmethod
     def _room(self) -> int:
-        """How many deliveries there is room for, those asked for included."""
+        """How many deliveries may be asked for at the same time now."""
 
     @abstractmethod
-    def _took(self, count: int) -> None:
-        """The reader has taken so many."""
+    def _room_after_taking(self) -> int:
+        """The same once the reader has taken what is here."""
+
+    def _take(self, count: int) -> None:
+        """The reader takes so many."""
 
     @abstractmethod
     async def _prepare(self) -> str:
@@ -171,9 +182,8 @@ class _Puller:
     def _check_heartbeat(self, message: Msg) -> None:
         """Looks at what a heartbeat says about the consumer."""
 
-    async def _fill(self) -> None:
+    async def _fill(self, room: int) -> None:
         """Asks for as much as there is room for, once half of the room is free."""
-        room = self._room()
         if self._subscription is None or self._out * 2 > room or room <= self._out:
             return
         count = room - self._out
@@ -205,7 +215,7 @@ class _Puller:
             self._out -= min(int(headers.get("Nats-Pending-Messages") or request.count), self._out)
         description = headers.get(Header.DESCRIPTION, "").strip()
         if status in ("404", "408"):
-            await self._fill()
+            await self._fill(self._room())
         else:
             self._restart(f"{status} {description}".strip())
 
@@ -246,27 +256,30 @@ class _Puller:
     def _restart(self, reason: str) -> None:
         if self._closed or self._restarting:
             return
+        if reason != "start":
+            self.restarts += 1
         if reason not in ("start", "reconnect"):
             log.warning("pull starts again", reason=reason, pull=repr(self))
         self._restarting = self._loop.create_task(self._start_again(), name="pull-restart")
 
     async def _start_again(self) -> None:
         await self._end_subscription()
-        self.restarts += 1
-        attempt = 0
+        if self._loop.time() - self._started > _CALM:
+            self._attempt = 0
         while True:
+            if self._attempt:
+                await asyncio.sleep(_RETRY[min(self._attempt, len(_RETRY)) - 1])
+            self._attempt += 1
             try:
                 self._next_subject = await self._prepare()
                 await self._begin()
                 break
-            except StreamBehind as fault:
-                self._failure = fault
-                break
             except (BrokerFault, Error) as fault:
-                if attempt == 0 or attempt % 30 == 0:
-                    log.warning("pull cannot start yet", reason=str(fault), pull=repr(self))
-                await asyncio.sleep(_RETRY[min(attempt, len(_RETRY) - 1)])
-                attempt += 1
+                if isinstance(fault, StreamBehind) and self._attempt > _SURE:
+                    self._failure = fault
+                    break
+                if self._attempt % 30 == 1:
+                    log.warning("pull cannot start yet", error=fault, pull=repr(self))
         self._restarting = None
         self._wake()
 
@@ -274,7 +287,7 @@ class _Puller:
         self._inbox = self._broker.nc.new_inbox() + "."
         self._requests.clear()
         self._out = 0
-        self._heard = self._loop.time()
+        self._heard = self._started = self._loop.time()
         self._subscription = await self._broker.subscribe(self._inbox + "*", self._on_message)
         if self._ticker is None:
             self._ticker = self._loop.call_later(_HEARTBEAT, self._tick)
@@ -315,7 +328,10 @@ class Pull(_Puller):
             return 2 * self._batch - len(self._ready)
         return self._slots - self._held - len(self._ready)
 
-    def _took(self, count: int) -> None:
+    def _room_after_taking(self) -> int:
+        return 2 * self._batch if self._slots is None else self._room()
+
+    def _take(self, count: int) -> None:
         if self._slots is not None:
             self._held += count
 
@@ -351,8 +367,8 @@ class OrderedPull(_Puller):
     def _room(self) -> int:
         return 2 * self._batch - len(self._ready)
 
-    def _took(self, count: int) -> None:
-        """The reader's pace needs no account beyond the room."""
+    def _room_after_taking(self) -> int:
+        return 2 * self._batch
 
     def _accept(self, delivery: Delivery, message: Msg) -> bool:
         consumer_seq = int(message.reply.split(".")[-3])
@@ -370,6 +386,7 @@ class OrderedPull(_Puller):
 
     async def _prepare(self) -> str:
         await self._drop_consumer()
+        await ensure_stream(self._broker, self._stream)
         await self._check_end()
         name = self._broker.nc.new_inbox().rpartition(".")[2]
         config: dict[str, object] = {

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -46,7 +45,7 @@ class NatsServer:
         name: str = "turnstream",
     ) -> None:
         """`store`: folder for its data, configuration and log. `port`: None for any free one. `config`: more of the
-        server's configuration language. `sync_interval`: `always` or a duration; None: the server's default, 2 minutes."""
+        server's configuration language. `sync_interval`: `always` or a duration; None: the server's own, 2 minutes."""
         self.store = store
         self.log_path = store / "nats.log"
         self._config = config
@@ -79,7 +78,7 @@ class NatsServer:
         """Starts it and waits until JetStream answers. Raises `ServerFailed`."""
         if self.running:
             return
-        deadline = time.monotonic() + timeout
+        deadline = asyncio.get_running_loop().time() + timeout
         self.store.mkdir(parents=True, exist_ok=True)
         with await self._locked() as lock:
             self._process = self._spawn(lock.fileno())
@@ -135,21 +134,20 @@ class NatsServer:
             f'http: "127.0.0.1:{self._monitoring}"\n'
             f"ports_file_dir: {_quoted(self.store)}\n"
             f"log_file: {_quoted(self.log_path)}\n"
-            "max_payload: 8MB\n"
             f"jetstream {{\n  store_dir: {_quoted(self.store)}\n{sync}}}\n"
             f"{self._config}\n"
         )
 
     async def _locked(self) -> IO[bytes]:
         """The lock on the store. A server whose parent was killed needs a moment to end."""
-        deadline = time.monotonic() + LOCK_TIMEOUT
+        deadline = asyncio.get_running_loop().time() + LOCK_TIMEOUT
         lock = (self.store / "nats.lock").open("ab")
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return lock
             except OSError:
-                if time.monotonic() > deadline:
+                if asyncio.get_running_loop().time() > deadline:
                     lock.close()
                     raise ServerFailed(
                         f"another nats-server uses {self.store}: stop it, or choose another data folder"
@@ -167,7 +165,7 @@ class NatsServer:
                 result = await result
             if result:
                 return
-            if time.monotonic() > deadline:
+            if asyncio.get_running_loop().time() > deadline:
                 raise ServerFailed(f"nats-server is not ready in time:\n{self.log_tail()}")
             await asyncio.sleep(_POLL)
 

@@ -1,0 +1,166 @@
+"""Providers on loopback for tests of the model wire.
+
+`aimock` is a real OpenAI-compatible server (npm, pinned in `aimock/package-lock.json`), installed on first use. Where
+there is no node its tests are skipped; where there is one they run or fail. `Peer` is a bare socket for what no decent
+server does: silence, broken bytes, a stream cut anywhere; and it sees when a client goes.
+"""
+
+import asyncio
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+_FOLDER = Path(__file__).parent / "aimock"
+_PACKAGE = _FOLDER / "node_modules" / "@copilotkit" / "aimock"
+_LISTENING = "listening on "
+
+
+class Aimock:
+    """`answer` says what it answers from now on; `requests` is what it was asked since."""
+
+    def __init__(self, url: str) -> None:
+        self.base_url = f"{url}/v1"
+        self._control = httpx.Client(base_url=f"{url}/__aimock", timeout=10)
+
+    def answer(self, *fixtures: Mapping[str, Any]) -> None:
+        self._control.post("/reset").raise_for_status()
+        self._control.post("/fixtures", json={"fixtures": fixtures}).raise_for_status()
+
+    def requests(self) -> list[dict[str, Any]]:
+        entries = self._control.get("/journal").raise_for_status().json()
+        return [entry["body"] for entry in entries]
+
+    def close(self) -> None:
+        self._control.close()
+
+
+@pytest.fixture(scope="session")
+def aimock_server() -> Iterator[str]:
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        pytest.skip("no node: the wire to a provider is not tested against aimock")
+    _install(npm)
+    arguments = [node, str(_PACKAGE / "dist" / "cli.js"), "--port", "0", "--fixtures", str(_FOLDER / "package.json")]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    printed: list[str] = []
+    for line in process.stdout:
+        printed.append(line)
+        if _LISTENING in line:
+            break
+    else:
+        pytest.fail(f"aimock did not start:\n{''.join(printed)}")
+    # What it prints later must not fill the pipe.
+    rest = threading.Thread(target=process.stdout.read, daemon=True)
+    rest.start()
+    yield printed[-1].partition(_LISTENING)[2].strip()
+    process.terminate()
+    process.wait(10)
+    rest.join(10)
+    process.stdout.close()
+
+
+@pytest.fixture
+def aimock(aimock_server: str) -> Iterator[Aimock]:
+    peer = Aimock(aimock_server)
+    yield peer
+    peer.close()
+
+
+def _install(npm: str) -> None:
+    wanted = json.loads((_FOLDER / "package.json").read_text())["dependencies"]["@copilotkit/aimock"]
+    manifest = _PACKAGE / "package.json"
+    if manifest.exists() and json.loads(manifest.read_text())["version"] == wanted:
+        return
+    installed = subprocess.run(
+        [npm, "ci", "--ignore-scripts"], cwd=_FOLDER, capture_output=True, text=True, timeout=180, check=False
+    )
+    if installed.returncode:
+        pytest.fail(f"aimock could not be installed:\n{installed.stdout}{installed.stderr}")
+
+
+class Exchange:
+    """One request that a peer was sent. The answer is written piece by piece."""
+
+    def __init__(self, headers: dict[str, str], body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        self.headers = headers
+        self.body = body
+        self._writer = writer
+
+    async def status(self, status: str, body: str = "", **headers: str) -> None:
+        """A whole answer."""
+        lines = [f"HTTP/1.1 {status}", f"content-length: {len(body.encode())}", "content-type: application/json"]
+        lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        await self.raw("\r\n".join([*lines, "", body]).encode())
+
+    async def begin(self, content_type: str = "text/event-stream") -> None:
+        """The head of a stream."""
+        await self.raw(f"HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+
+    async def say(self, delta: Mapping[str, Any], finish: str | None = None) -> None:
+        """One chunk of a chat completion."""
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        chunk = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+        await self.chunk(f"data: {json.dumps(chunk)}\n\n".encode())
+
+    async def chunk(self, data: bytes) -> None:
+        await self.raw(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def end(self) -> None:
+        """The orderly end of a stream."""
+        await self.chunk(b"data: [DONE]\n\n")
+        await self.raw(b"0\r\n\r\n")
+
+    async def raw(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+
+Script = Callable[[Exchange], Awaitable[None]]
+
+
+class Peer:
+    """`seen` are the requests so far; `gone` is set when a client has closed its connection."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self.seen: list[Exchange] = []
+        self.gone = asyncio.Event()
+        self.base_url = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+            body = json.loads(await reader.readexactly(int(headers["content-length"])))
+            exchange = Exchange(headers, body, writer)
+            self.seen.append(exchange)
+            answering = asyncio.ensure_future(self._script(exchange))
+            left = asyncio.ensure_future(reader.read(1))
+            done, _ = await asyncio.wait((answering, left), return_when=asyncio.FIRST_COMPLETED)
+            if left in done:
+                self.gone.set()
+            for task in (answering, left):
+                task.cancel()
+            await asyncio.gather(answering, left, return_exceptions=True)
+        writer.close()
+
+
+@asynccontextmanager
+async def peer(script: Script) -> AsyncIterator[Peer]:
+    """A peer that answers each request by the script; when the script returns, it closes the connection."""
+    serving = Peer(script)
+    server = await asyncio.start_server(serving.serve, "127.0.0.1", 0)
+    serving.base_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    try:
+        yield serving
+    finally:
+        server.close()
