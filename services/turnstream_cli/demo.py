@@ -1,6 +1,161 @@
-"""`demo`: the tour."""
+"""`demo`: the tour. A stranger sees the main job happen, on the embedded default, and every promise is checked.
+
+What it plays (`tour.py`) goes the same ways that anybody's program would take: bare nats-py, bare HTTP, server-sent
+events. The runner is a process of its own, so that it can be killed.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+from rich.console import Console
+
+from turnstream.settings import Settings
+from turnstream_cli.client import Connect, connected
+from turnstream_cli.exits import CommandError, Exit
+from turnstream_cli.place import Addresses, announced, held
+from turnstream_cli.serve import http_url, print_addresses, started, until_stopped
+from turnstream_cli.stack import broker, first_of, free_port, service, serving, stop_on_signals
+from turnstream_cli.tour import Tour
+
+LEASE = 2.0
+"""Seconds: a killed runner's run is taken over that soon. The default is 15."""
 
 
-async def demo() -> int:
-    """Start everything and play a conversation through it."""
-    return 0
+def demo(*, data_dir: Path | None = None, stay: bool | None = None) -> int:
+    """Start everything and play a conversation through it; every step is shown with the command that does the same.
+
+    Parameters
+    ----------
+    data_dir
+        Where everything is kept; default: a folder that is removed at the end.
+    stay
+        Stay up after the tour; default: if there is a terminal.
+    """
+    folder = data_dir or Path(tempfile.mkdtemp(prefix="turnstream-demo-"))
+    # The tour shows the embedded default, whatever the environment says.
+    settings = started(
+        data_dir=folder,
+        nats_url="",
+        database_url="",
+        http_host="127.0.0.1",
+        http_port=_port(8080),
+        nats_port=_port(4222),
+        account="default",
+        default_model="demo",
+        lease=LEASE,
+        log_level="error",
+    )
+    broken: list[str] = []
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        with stop_on_signals(stop):
+            broken.extend(await _play(settings, stop, sys.stdout.isatty() if stay is None else stay))
+
+    try:
+        until_stopped(run)
+    finally:
+        if data_dir is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    if broken:
+        raise CommandError(f"the demo did not keep its word: {'; '.join(broken)}", Exit.FAILED)
+    return Exit.OK
+
+
+async def _play(settings: Settings, stop: asyncio.Event, stay: bool) -> list[str]:
+    """Starts everything, tells the tour, stays; what the tour did not keep."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console.print("starting NATS, API and projector in this process, and a runner beside it …", style="dim")
+    with held(settings.data_dir):
+        async with broker(settings) as effective:
+            addresses = Addresses(os.getpid(), http_url(effective), effective.nats_url)
+            parts = {name: service(name) for name in ("api", "projector")}
+            with _Runner(effective) as runner, announced(settings.data_dir, addresses):
+                async with serving(effective, parts, stop), connected(Connect(url=addresses.http)) as client:
+                    print_addresses(console, settings, addresses)
+                    tour = Tour(console, client, addresses, runner, session=f"tour-{uuid.uuid4().hex[:6]}")
+                    await _unless_stopped(tour, stop)
+                    if stay and not tour.broken:
+                        console.print("\n[bold]Turnstream stays up[/] until Ctrl-C. To try, in another terminal:\n")
+                        console.print(
+                            f"  {_turnstream()} send hello 'echo Hello.' --url {addresses.http}", markup=False
+                        )
+                        print_addresses(console, settings, addresses)
+                        await stop.wait()
+                    return tour.broken
+
+
+async def _unless_stopped(tour: Tour, stop: asyncio.Event) -> None:
+    """Tells the tour. Raises `CommandError` if it is stopped meanwhile."""
+    playing = asyncio.create_task(tour.play())
+    over = asyncio.Event()
+    playing.add_done_callback(lambda _: over.set())
+    await first_of(over, stop)
+    if not playing.done():
+        playing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await playing
+        raise CommandError("the demo was interrupted", Exit.INTERRUPTED)
+    playing.result()
+
+
+class _Runner:
+    """`turnstream runner` as a process of its own; the last one started ends with the block."""
+
+    def __init__(self, settings: Settings) -> None:
+        given = {
+            "DATA_DIR": settings.data_dir.absolute(),
+            "NATS_URL": settings.nats_url,
+            "LEASE": settings.lease,
+            "DEFAULT_MODEL": settings.default_model,
+            "LOG_LEVEL": settings.log_level,
+        }
+        self._environment = os.environ | {f"TURNSTREAM_{name}": str(value) for name, value in given.items()}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "turnstream_cli.main", "runner"]
+        self._process = subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL, process_group=0)
+
+    def kill(self) -> None:
+        assert self._process
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> "_Runner":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process
+        self._process.terminate()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+def _port(preferred: int) -> int:
+    """The usual port if it is free, else any."""
+    try:
+        return free_port("127.0.0.1", preferred, what="the demo", how="")
+    except CommandError:
+        return free_port("127.0.0.1", 0, what="the demo", how="")
+
+
+def _turnstream() -> str:
+    """How a person calls this program from here."""
+    beside = Path(sys.executable).with_name("turnstream")
+    return "turnstream" if shutil.which("turnstream") or not beside.exists() else os.path.relpath(beside)

@@ -95,7 +95,7 @@ async def follow(client: Client, session: str, *, after: int = 0, deltas: bool =
 
 async def _connection(client: Client, session: str, cursor: int, deltas: bool) -> AsyncIterator[Item | str]:
     """What one connection brings; a `str` is the reason why the server ends it."""
-    params = {"after": str(cursor)} | ({"deltas": "true"} if deltas else {})
+    params = {"after": str(cursor), "deltas": "true" if deltas else "false"}
     headers = {"Accept": "text/event-stream", "Last-Event-ID": str(cursor)}
     frames = Frames()
     async with client.stream(f"/v1/sessions/{session}/events", params, headers) as answer:

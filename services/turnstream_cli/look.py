@@ -99,15 +99,15 @@ async def runs_list(
     if json:
         _lines(rows)
         return
-    columns = ("run", "status", "agent", "attempt", "asked", "took", "tokens")
+    columns = ("run", "status", "agent", "attempts", "asked", "took", "tokens")
     cells = [
         (
             row["id"],
             show.styled(row["status"]),
             row["agent"],
-            row["attempt"],
-            show.local_time(row["created_at"]),
-            show.duration(row["ended_at"] - row["created_at"]) if row["ended_at"] else "…",
+            row["attempts"],
+            show.local_time(row["requested_at"]),
+            show.duration(row["ended_at"] - row["requested_at"]) if row["ended_at"] else "…",
             row["usage"].get("input_tokens", 0) + row["usage"].get("output_tokens", 0),
         )
         for row in rows

@@ -56,7 +56,8 @@ def dev(
             ):
                 addresses = Addresses(os.getpid(), http_url(effective), effective.nats_url)
                 with announced(settings.data_dir, addresses):
-                    _greet(console, settings, addresses)
+                    print_addresses(console, settings, addresses)
+                    console.print("\n  try: turnstream send hello 'echo Hello, stranger.'\n  Ctrl-C stops it.\n")
                     await stop.wait()
                     console.print("stopping …", style="dim")
 
@@ -142,8 +143,9 @@ def _service(name: str, settings: Settings) -> int:
     return until_stopped(run)
 
 
-def _greet(console: Console, settings: Settings, addresses: Addresses) -> None:
-    console.print("[bold]Turnstream is up.[/]  Ctrl-C stops it.\n")
+def print_addresses(console: Console, settings: Settings, addresses: Addresses) -> None:
+    """Where everything is, and what an acknowledged event survives."""
+    console.print("\n[bold]Turnstream is up.[/]\n")
     rows = {
         "HTTP": f"{addresses.http}  (/docs, /openapi.json, /metrics)",
         "NATS": addresses.nats,
@@ -152,7 +154,6 @@ def _greet(console: Console, settings: Settings, addresses: Addresses) -> None:
     }
     for name, value in rows.items():
         console.print(f"  {name:<11}{value}", soft_wrap=True, markup=False)
-    console.print("\n  try: turnstream send hello 'echo Hello, stranger.'\n", markup=False)
 
 
 def durability(settings: Settings) -> str:

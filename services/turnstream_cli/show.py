@@ -99,25 +99,27 @@ def duration(millis: float | None) -> str:
     )
 
 
-def waterfall(out: Console, steps: Sequence[Mapping[str, Any]], *, now: float) -> None:
+def waterfall(out: Console, steps: Sequence[Mapping[str, Any]]) -> None:
     """The run's model calls and tools, one a line, each a bar on the time axis of the whole run."""
     if not steps:
         out.print("no steps yet", style="dim")
         return
-    begin = min(step["began"] for step in steps)
-    end = max(step["ended"] or now for step in steps)
-    width = max(20, min(60, out.width - 58))
+    begin = min(step["began_at"] for step in steps)
+    end = max(step.get("ended_at") or step["began_at"] for step in steps)
+    width = max(20, min(60, out.width - 60))
     scale = width / max(1, end - begin)
     grid = Table(box=None, pad_edge=False, header_style="bold dim")
-    for name in ("step", "what", "status", "took"):
+    for name in ("try", "step", "what", "status", "took"):
         grid.add_column(name, no_wrap=True, max_width=24)
     grid.add_column(f"0 … {duration(end - begin)}", no_wrap=True)
     for step in steps:
-        start = int((step["began"] - begin) * scale)
-        length = max(1, round(((step["ended"] or now) - step["began"]) * scale))
-        bar = Text(" " * min(start, width - 1) + "━" * min(length, width), style=STYLES.get(step["status"], "cyan"))
-        took = duration(step["ended"] - step["began"]) if step["ended"] else "…"
-        grid.add_row(str(step["step"]), printable(step["what"]), styled(step["status"]), took, bar)
+        ended = step.get("ended_at")
+        start = min(int((step["began_at"] - begin) * scale), width - 1)
+        length = max(1, min(round(((ended or end) - step["began_at"]) * scale), width - start))
+        bar = Text(" " * start + "━" * length, style=STYLES.get(step["status"], "cyan"))
+        what = ("⚙ " if step["kind"] == "tool" else "◆ ") + printable(step["name"])
+        took = duration(ended - step["began_at"]) if ended else "…"
+        grid.add_row(str(step["attempt"]), str(step["step"]), what, styled(step["status"]), took, bar)
     out.print(grid)
 
 

@@ -99,16 +99,14 @@ async def serving(settings: Settings, parts: Mapping[str, Serve], stop: asyncio.
     tasks = [asyncio.create_task(run(name, serve), name=name) for name, serve in parts.items()]
     try:
         await first_of(ready, stop)
-        if not stop.is_set():
-            yield
+        if stop.is_set():
+            raise Stopped
+        yield
     finally:
         stop.set()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    if not ready.is_set():
-        raise Stopped
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
 
 
 class Stopped(Exception):

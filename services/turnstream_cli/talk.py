@@ -14,6 +14,8 @@ from turnstream_cli.follow import Delta, Disconnected, Event, follow
 from turnstream_cli.screen import Screen
 from turnstream_cli.show import print_json
 
+TERMINAL = ("run.ended", "message.withdrawn")
+"""The events after which nothing of a run can follow."""
 _PATH_SAFE = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
@@ -53,8 +55,8 @@ async def send(
         posted = await _post(
             client, checked(session), {name: value for name, value in body.items() if value is not None}
         )
-        if not wait or posted["run"] is None:
-            print_json(posted) if json else print(f"{posted['routed']} {posted['run'] or ''} (#{posted['seq']})")
+        if not wait or "run" not in posted:
+            print_json(posted) if json else print(f"{posted['routed']} {posted.get('run', '')} (#{posted['seq']})")
             return Exit.OK
         return await watch_run(client, posted["run"], after=posted["seq"], json=json, posted=posted)
 
@@ -114,23 +116,21 @@ async def watch_run(
     run = parse_run_id(run_id)
     assert run is not None
     session, number = run
-    message = (posted or {}).get("message", "")
     screen = Screen(Console(highlight=False), say=notice)
     async with contextlib.aclosing(follow(client, session, after=after, deltas=not json)) as items:
         async for item in items:
             match item:
-                case Event() if _about(item, number, message):
-                    message = item.data.get("message_id", message) if item.type == "message.posted" else message
+                case Event() if _about(item, number):
                     if every:
                         print_json(item.raw)
                     elif not json:
                         screen.show(item)
-                    if item.type == "message.withdrawn":
-                        return Exit.FAILED
-                    if item.type == "run.ended":
+                    if item.type in TERMINAL:
+                        status = item.data.get("status", "cancelled")
                         if json and not every:
-                            print_json({**(posted or {}), **item.data, "run": run_id, "ended_seq": item.seq})
-                        return Exit.OK if item.data["status"] == "completed" else Exit.FAILED
+                            outcome = {**item.data, "run": run_id, "status": status, "seq": item.seq}
+                            print_json({**(posted or {}), "outcome": outcome})
+                        return Exit.OK if status == "completed" else Exit.FAILED
                 case Delta() if str(item.record["run"]) in (run_id, str(number)):
                     screen.show(item)
                 case Disconnected():
@@ -154,13 +154,11 @@ def notice(text: str) -> None:
     print(f"… {text}", file=sys.stderr, flush=True)
 
 
-def _about(event: Event, number: int, message: str) -> bool:
-    """Whether the event is the run's: one of it, the message that asks for it, or that message's withdrawal."""
+def _about(event: Event, number: int) -> bool:
+    """Whether the event is the run's: one of it, or the message that asks for it."""
     data = event.data
-    if event.type == "message.withdrawn":
-        return data.get("message_id") == message
     routed = data.get("starts") or data.get("queued") or {}
-    return data.get("run") == number or routed.get("run") == number
+    return number in (data.get("run"), routed.get("run"))
 
 
 async def _post(client: Client, session: str, body: dict[str, Any]) -> dict[str, Any]:
