@@ -42,6 +42,16 @@ class TenaciousClient(Client):
         self._err = error
         await self._error_cb(error)
 
+    @staticmethod
+    def _parse_header_lines(raw: bytes) -> dict[str, str]:
+        """What nats-py does letter by letter, which was half of the cost of reading an event (2026-11, bench_log.py)."""
+        headers: dict[str, str] = {}
+        for line in raw.decode("utf-8", "replace").split("\r\n"):
+            name, colon, value = line.partition(":")
+            if colon:
+                headers[name.strip()] = value.strip()
+        return headers
+
     async def _read_loop(self) -> None:
         await super()._read_loop()
         task = asyncio.current_task()
