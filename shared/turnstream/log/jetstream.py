@@ -10,6 +10,7 @@ Reads may be answered by a replica that lags; the guard, `at_least` and `last` m
 """
 
 import asyncio
+import contextlib
 import re
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable
@@ -19,10 +20,11 @@ from typing import Final
 import msgspec
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.errors import Error
 
 from turnstream import ids, subjects
 from turnstream.broker.connection import Broker
-from turnstream.broker.errors import BrokerError, BrokerFault
+from turnstream.broker.errors import BrokerClosed, BrokerError, BrokerFault
 from turnstream.ids import SessionKey
 from turnstream.log import codec
 from turnstream.log.base import BrokenChain, Conflict, Listener, LogError, Unavailable, Unreadable
@@ -76,11 +78,11 @@ class JetStreamLog:
         head = _head(decision, expected)
         if len(head) + len(payload) > self._broker.nc.max_payload:
             raise LogError(f"{key}: an event of {len(payload)} bytes is more than the broker takes")
-        answer = await self._replies.one(subject, head, payload, self._try)
-        ack = answer and _acks.decode(answer.data)
+        write = _Write(key, decision.event.id, subject, head, payload, expected)
+        ack = await self._publish(write)
         if ack is not None and ack.error is None and not ack.duplicate:
             return ack.seq
-        return await self._insist(_Write(key, decision.event.id, subject, head, payload, expected), ack)
+        return await self._insist(write, ack)
 
     async def read(self, key: SessionKey, after: int = 0, *, at_least: int = 0) -> AsyncIterator[list[Recorded]]:
         subject = _subject(key)
@@ -117,11 +119,17 @@ class JetStreamLog:
             if not await retry.pause():
                 reason = ack.error.description if ack and ack.error else "no answer"
                 raise Unavailable(f"{write.key}: whether event {write.id} is stored is not known ({reason})")
-            answer = await self._replies.one(write.subject, write.head, write.payload, self._try)
-            ack = answer and _acks.decode(answer.data)
+            ack = await self._publish(write)
             if ack is not None and ack.error is None and not ack.duplicate:
                 return ack.seq
         return seq
+
+    async def _publish(self, write: "_Write") -> "_Ack | None":
+        try:
+            answer = await self._replies.one(write.subject, write.head, write.payload, self._try)
+        except BrokerClosed as error:
+            raise LogError(f"{write.key}: {error}") from error
+        return answer and _acks.decode(answer.data)
 
     async def _settle(self, write: "_Write", ack: "_Ack | None") -> int | None:
         """The event's sequence if it is stored, None if nothing is behind `expected`. Raises `Conflict`, or `LogError`
@@ -182,8 +190,8 @@ class JetStreamLog:
     async def _several(self, key: SessionKey, which: bytes) -> list[Msg] | None:
         try:
             return await self._replies.several(_DIRECT, which, self._try)
-        except BrokerFault as error:
-            raise Unavailable(f"{key}: {error}") from error
+        except BrokerClosed as error:
+            raise LogError(f"{key}: {error}") from error
 
 
 class JetStreamSubscription:
@@ -198,15 +206,19 @@ class JetStreamSubscription:
         self._ignore = (broker.on_reconnect(on_lost), broker.on_slow(self._on_slow))
 
     async def open(self) -> None:
-        nc = self._broker.nc
-        self._subscription = await nc.subscribe(self._subject, cb=self._take)  # pyright: ignore[reportUnknownMemberType]
+        try:
+            self._subscription = await self._broker.subscribe(self._subject, self._take)
+        except Error as error:
+            await self.close()
+            raise LogError(f"{self._subject}: {error}") from error
 
     async def close(self) -> None:
         for ignore in self._ignore:
             ignore()
         if self._subscription is not None and not self._broker.nc.is_closed:
-            await self._subscription.unsubscribe()
-            self._subscription = None
+            subscription, self._subscription = self._subscription, None
+            with contextlib.suppress(Error):  # a connection that is just being closed
+                await subscription.unsubscribe()
 
     async def _take(self, message: Msg) -> None:
         try:

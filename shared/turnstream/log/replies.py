@@ -19,6 +19,7 @@ NO_HEAD = b"NATS/1.0\r\n\r\n"
 
 class Replies:
     def __init__(self, broker: Broker) -> None:
+        self._broker = broker
         self._nc = broker.nc
         self._loop = asyncio.get_running_loop()
         self._inbox = broker.nc.new_inbox() + "."
@@ -45,7 +46,7 @@ class Replies:
             raise BrokerClosed(subject)
         if not self._open:
             self._open = True  # what is sent from here on is sent behind the subscription
-            await self._nc.subscribe(self._inbox + "*", cb=self._take)  # pyright: ignore[reportUnknownMemberType]
+            await self._broker.subscribe(self._inbox + "*", self._take)
         self._next += 1
         token = str(self._next)
         answer = self._waiting[token] = _Answer(self._loop, several)
