@@ -44,7 +44,7 @@ class TenaciousClient(Client):
 
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
-        """nats-py looks at each letter, which was half the cost of reading an event (2026-11, tests/bench/bench_log.py)."""
+        """nats-py looks at each letter: half the cost of reading an event (2026-11, tests/bench/bench_log.py)."""
         headers: dict[str, str] = {}
         for line in raw.decode("utf-8", "replace").split("\r\n"):
             name, colon, value = line.partition(":")
