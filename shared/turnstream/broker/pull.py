@@ -14,7 +14,7 @@ deadline.
 import asyncio
 import contextlib
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -33,8 +33,8 @@ _EXPIRES: Final = 10.0
 """Seconds that a request stays with the server. Short, for a frozen reader's requests still draw messages."""
 _HEARTBEAT: Final = 2.0
 """Seconds of silence after which the server says that it is alive."""
-_SILENCE: Final = 5.0
-"""Seconds without a word, while something is asked for, that mean that the request is lost."""
+_SILENT_BEATS: Final = 2
+"""Heartbeats that may be missed, while something is asked for, before the request counts as lost."""
 _RETRY: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Seconds between attempts to start again; the last one repeats."""
 
@@ -51,22 +51,20 @@ class Delivery:
 
     __slots__ = ("_broker", "_reply", "data", "delivery", "headers", "pending", "seq", "subject", "time")
 
-    def __init__(self, broker: Broker, message: Msg) -> None:
+    def __init__(self, broker: Broker, message: Msg, about: list[str]) -> None:
+        """`about`: the reply subject's parts, as `_about` gives them."""
         self._broker = broker
         self._reply = message.reply
         self.subject = message.subject
         self.data = message.data
         self.headers = message.headers
-        # $JS.ACK.[<domain>.<account>.]<stream>.<consumer>.<delivery>.<stream seq>.<consumer seq>.<time ns>.<pending>
-        parts = message.reply.split(".")
-        at = 4 if len(parts) == 9 else 6
-        self.delivery = int(parts[at])
+        self.delivery = int(about[0])
         """How often this message has been delivered, this time included."""
-        self.seq = int(parts[at + 1])
+        self.seq = int(about[1])
         """Its sequence in the stream."""
-        self.time = int(parts[at + 3]) // 1_000_000
+        self.time = int(about[3][:-6])
         """When the stream stored it: milliseconds of the broker's time."""
-        self.pending = int(parts[at + 4])
+        self.pending = int(about[4])
         """How many more there are for this consumer."""
 
     def __repr__(self) -> str:
@@ -109,7 +107,7 @@ class _Puller:
         self._next_request = 0
         self._inbox = ""
         self._subscription: Subscription | None = None
-        self._heard = 0.0
+        self._silent = 0
         self._waiter: asyncio.Future[None] | None = None
         self._failure: BrokerFault | None = None
         self._closed = False
@@ -143,6 +141,7 @@ class _Puller:
         await self._fill(self._room_after_taking())
         ready, self._ready = self._ready, []
         self._take(len(ready))
+        self._broker.clock.observe(ready[-1].time)
         return ready
 
     async def close(self) -> None:
@@ -175,11 +174,11 @@ class _Puller:
     async def _prepare(self) -> str:
         """Makes sure of the consumer; the subject of its `MSG.NEXT` requests."""
 
-    def _accept(self, delivery: Delivery, message: Msg) -> bool:
-        """Whether the reader shall see it."""
+    def _accept(self, about: list[str]) -> bool:
+        """Whether the reader shall see this delivery."""
         return True
 
-    def _check_heartbeat(self, message: Msg) -> None:
+    def _on_heartbeat(self, headers: Mapping[str, str]) -> None:
         """Looks at what a heartbeat says about the consumer."""
 
     async def _fill(self, room: int) -> None:
@@ -189,9 +188,9 @@ class _Puller:
         count = room - self._out
         self._next_request += 1
         token = str(self._next_request)
-        self._requests[token] = _Request(count, self._loop.time() + _EXPIRES + _SILENCE)
+        self._requests[token] = _Request(count, self._loop.time() + _EXPIRES + 2 * _HEARTBEAT)
         if not self._out:
-            self._heard = self._loop.time()
+            self._silent = 0
         self._out += count
         body = b'{"batch":%d,"expires":%d,"idle_heartbeat":%d}' % (count, _EXPIRES * 1e9, _HEARTBEAT * 1e9)
         with contextlib.suppress(BrokerFault):
@@ -200,34 +199,30 @@ class _Puller:
     _next_subject = ""
 
     async def _on_message(self, message: Msg) -> None:
-        if not message.subject.startswith(self._inbox) or message.reply:
-            self._on_delivery(message)
-            return
+        self._silent = 0
+        if message.reply:
+            self._out = max(self._out - 1, 0)
+            about = _about(message.reply)
+            if self._accept(about):
+                self._ready.append(Delivery(self._broker, message, about))
+                if self._waiter and not self._waiter.done():
+                    self._waiter.set_result(None)
+        else:
+            await self._on_status(message)
+
+    async def _on_status(self, message: Msg) -> None:
         headers = message.headers or {}
         status = headers.get(Header.STATUS, "")
-        self._heard = self._loop.time()
-        token = message.subject[len(self._inbox) :]
         if status == "100":
-            self._check_heartbeat(message)
+            self._on_heartbeat(headers)
             return
-        request = self._requests.pop(token, None)
+        request = self._requests.pop(message.subject[len(self._inbox) :], None)
         if request:
             self._out -= min(int(headers.get("Nats-Pending-Messages") or request.count), self._out)
-        description = headers.get(Header.DESCRIPTION, "").strip()
         if status in ("404", "408"):
             await self._fill(self._room())
         else:
-            self._restart(f"{status} {description}".strip())
-
-    def _on_delivery(self, message: Msg) -> None:
-        self._heard = self._loop.time()
-        self._out = max(self._out - 1, 0)
-        delivery = Delivery(self._broker, message)
-        if not self._accept(delivery, message):
-            return
-        self._broker.clock.observe(delivery.time)
-        self._ready.append(delivery)
-        self._wake()
+            self._restart(f"{status} {headers.get(Header.DESCRIPTION, '').strip()}")
 
     def _wake(self) -> None:
         if self._waiter and not self._waiter.done():
@@ -244,7 +239,8 @@ class _Puller:
         for token in [token for token, request in self._requests.items() if request.deadline < now]:
             del self._requests[token]
         self._out = min(self._out, sum(request.count for request in self._requests.values()))
-        if self._out and now - self._heard > _SILENCE and self._broker.nc.is_connected:
+        self._silent += 1
+        if self._out and self._silent > _SILENT_BEATS and self._broker.nc.is_connected:
             self._restart("silence")
         else:
             self._wake_to_fill()
@@ -287,7 +283,8 @@ class _Puller:
         self._inbox = self._broker.nc.new_inbox() + "."
         self._requests.clear()
         self._out = 0
-        self._heard = self._started = self._loop.time()
+        self._silent = 0
+        self._started = self._loop.time()
         self._subscription = await self._broker.subscribe(self._inbox + "*", self._on_message)
         if self._ticker is None:
             self._ticker = self._loop.call_later(_HEARTBEAT, self._tick)
@@ -370,17 +367,17 @@ class OrderedPull(_Puller):
     def _room_after_taking(self) -> int:
         return 2 * self._batch
 
-    def _accept(self, delivery: Delivery, message: Msg) -> bool:
-        consumer_seq = int(message.reply.split(".")[-3])
+    def _accept(self, about: list[str]) -> bool:
+        consumer_seq = int(about[2])
         if consumer_seq != self._consumer_seq + 1:
             self._restart(f"delivery {consumer_seq} after {self._consumer_seq}")
             return False
         self._consumer_seq = consumer_seq
-        self._after = delivery.seq
+        self._after = int(about[1])
         return True
 
-    def _check_heartbeat(self, message: Msg) -> None:
-        last = int((message.headers or {}).get("Nats-Last-Consumer") or 0)
+    def _on_heartbeat(self, headers: Mapping[str, str]) -> None:
+        last = int(headers.get("Nats-Last-Consumer") or 0)
         if last > self._consumer_seq:
             self._restart(f"the last deliveries are missing ({last - self._consumer_seq})")
 
@@ -422,6 +419,15 @@ class OrderedPull(_Puller):
                 log.warning("ordered consumer stays until it expires", reason=str(error))
         except BrokerFault:
             pass
+
+
+def _about(reply: str) -> list[str]:
+    """What an ack subject tells: delivery, stream sequence, consumer sequence, time (ns), pending.
+
+    It is `$JS.ACK.[<domain>.<account>.]<stream>.<consumer>.` and these.
+    """
+    parts = reply.split(".")
+    return parts[4:] if len(parts) == 9 else parts[6:11]
 
 
 class _State(msgspec.Struct):
