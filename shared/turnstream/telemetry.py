@@ -107,6 +107,7 @@ class Metrics:
         self.runs_active = Gauge("turnstream_runs_active", "Runs that this runner carries out now.", registry=r)
         self.recoveries = Counter("turnstream_recoveries", "Runs taken over from a runner that was gone.", registry=r)
         self.fenced = Counter("turnstream_fenced", "Attempts given up to another runner.", registry=r)
+        self.stuck = Gauge("turnstream_sessions_stuck", "Sessions that this runner could not drive.", registry=r)
         self.consumer_lag = Gauge(
             "turnstream_consumer_lag", "Messages a consumer has not taken yet.", ["consumer"], registry=r
         )

@@ -1,0 +1,166 @@
+"""The runner service: dispatch and runners on one connection, wired together. Nothing is decided here.
+
+At shutdown no new wake-ups are taken and runs are given back; dispatch goes on until then, so that what was given back
+is taken up by others at once.
+"""
+
+import asyncio
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack
+from typing import Any, Final, TypeVar
+
+from turnstream import agents, subjects
+from turnstream.broker.connection import Broker
+from turnstream.broker.declare import declare
+from turnstream.broker.pull import Pull
+from turnstream.log.handle import Sessions
+from turnstream.log.jetstream import JetStreamLog
+from turnstream.settings import Settings
+from turnstream.telemetry import metrics
+from turnstream.wire.blobs import Blobs
+from turnstream.wire.live import Live
+from turnstream.wire.timers import Timers
+from turnstream.wire.work import Work
+from turnstream_runner import dispatch
+from turnstream_runner.dispatch import Dispatch
+from turnstream_runner.drive import Equipment
+from turnstream_runner.leases import Leases
+from turnstream_runner.models.registry import Models
+from turnstream_runner.pages import application, served
+from turnstream_runner.perform import Roles
+from turnstream_runner.room import Room
+from turnstream_runner.runner import Runner
+from turnstream_runner.tools.registry import Tools
+
+KEEP_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of events that are kept beside the folds, so that a session's next turn reads only what is new."""
+
+T = TypeVar("T")
+
+
+async def serve(settings: Settings, *, stop: asyncio.Event, ready: Callable[[], None] | None = None) -> None:
+    """Runs until `stop` is set; calls `ready` once it takes work.
+
+    Raises `AgentsError` for definitions that cannot be used, `BrokerFault` where streams cannot be made as declared.
+    """
+    known = agents.load(
+        folder=settings.agents_dir,
+        modules=settings.modules,
+        models=settings.models,
+        default_model=settings.default_model,
+    )
+    async with AsyncExitStack() as stack:
+        broker = await _unless(stop, _connect(settings))
+        if broker is None:
+            return
+        stack.push_async_callback(broker.close)
+        consumers = (subjects.DISPATCH, *(subjects.runner_consumer(queue, settings.lease) for queue in settings.queues))
+        if await _unless(stop, _declare(broker, settings, consumers)) is None:
+            return
+        models = Models(settings.models)
+        stack.push_async_callback(models.close)
+        runner = _runner(settings, broker, Roles(known, Tools(known.tools)), models)
+        carrier = Dispatch(Pull(broker, subjects.DISPATCH, slots=dispatch.SLOTS), Work(broker), Timers(broker))
+        app = application(broker, lambda: list(runner.stuck))
+        await app.start()
+        stack.push_async_callback(app.stop)
+        await stack.enter_async_context(served(app, settings.health_host, settings.health_port))
+        await _work(settings, broker, runner, carrier, stop, ready)
+
+
+def _runner(settings: Settings, broker: Broker, roles: Roles, models: Models) -> Runner:
+    sessions = Sessions(
+        JetStreamLog(broker, append_timeout=settings.append_timeout),
+        now=broker.clock.now,
+        keep_bytes=KEEP_BYTES,
+        on_append=_on_append,
+        on_conflict=metrics.conflicts.inc,
+    )
+    equipment = Equipment(
+        runner=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
+        sessions=sessions,
+        roles=roles,
+        models=models,
+        work=Work(broker),
+        live=Live(broker),
+        blobs=Blobs(broker),
+        room=Room(settings.event_max),
+        now=broker.clock.now,
+    )
+    leases = Leases(settings.lease, time.monotonic, lambda: broker.nc.is_connected)
+    return Runner(equipment, leases, nonce=lambda: secrets.token_hex(8))
+
+
+async def _work(
+    settings: Settings,
+    broker: Broker,
+    runner: Runner,
+    carrier: Dispatch,
+    stop: asyncio.Event,
+    ready: Callable[[], None] | None,
+) -> None:
+    """Carries and drives until `stop` is set, or until a part of it fails: then its error is raised."""
+    pulls = {
+        queue: Pull(broker, subjects.runner_consumer(queue, settings.lease), slots=settings.runner_slots)
+        for queue in settings.queues
+    }
+    taking = [asyncio.create_task(runner.run(queue, pull), name=f"queue {queue}") for queue, pull in pulls.items()]
+    beside = [
+        asyncio.create_task(carrier.run(), name="dispatch"),
+        asyncio.create_task(runner.leases.keep(), name="leases"),
+    ]
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        if ready:
+            ready()
+        done, _ = await asyncio.wait((stopped, *taking, *beside), return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        stopped.cancel()
+        runner.stop_taking()
+        for pull in pulls.values():
+            await pull.close()
+        await asyncio.gather(*taking, return_exceptions=True)
+        await runner.drain(settings.drain_grace)
+        await carrier.close()
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+
+
+async def _connect(settings: Settings) -> Broker:
+    return await Broker.connect(
+        settings.nats_url,
+        name="turnstream-runner",
+        monotonic=time.monotonic,
+        user=settings.nats_user,
+        password=settings.nats_password.get_secret_value(),
+        creds=settings.nats_creds,
+    )
+
+
+async def _declare(broker: Broker, settings: Settings, consumers: Iterable[subjects.Consumer]) -> bool:
+    await declare(broker, replicas=settings.replicas, consumers=consumers)
+    return True
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What the work comes to; None if `stop` is set first."""
+    task = asyncio.create_task(work)
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        stopped.cancel()
+        task.cancel()
+
+
+def _on_append(seconds: float) -> None:
+    metrics.appends.inc()
+    metrics.append_seconds.observe(seconds)

@@ -1,0 +1,175 @@
+"""What a drive knows of its session, and how it writes to it: the fold, the events while they are at hand, whom a run
+was requested by, and the feed once something takes long.
+
+Nothing here decides what to do. A refusal is answered by reading: the caller plans again on what is true.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from turnstream.broker.errors import BrokerFault
+from turnstream.ids import SessionKey
+from turnstream.log.base import Unavailable
+from turnstream.log.feed import Feed
+from turnstream.log.handle import Sessions
+from turnstream.session.commands import Command, Origin
+from turnstream.session.errors import Rejected
+from turnstream.session.events import Event, ModelReplied, Recorded, ToolCall
+from turnstream.session.state import Run, Session, evolve
+
+T = TypeVar("T")
+
+REFUSALS: Final = 3
+"""How often the same effect may be refused before its drive gives up: plan and decide do not agree."""
+RETRY: Final = (0.1, 0.2, 0.5, 1.0)
+"""Seconds between attempts to reach the broker; the last one repeats."""
+
+
+class Undrivable(Exception):
+    """What is planned for the session is refused, again and again."""
+
+
+class Ledger:
+    """`stir` is called when the feed brings something new; `actor` is who writes; `now` is the broker's time."""
+
+    def __init__(
+        self, sessions: Sessions, key: SessionKey, *, actor: str, now: Callable[[], int], stir: Callable[[], None]
+    ) -> None:
+        self.key = key
+        self.session = Session(key=key)
+        self._sessions = sessions
+        self._actor = actor
+        self._now = now
+        self._stir = stir
+        self._events: list[Recorded] | None = None
+        """Every event up to the last one that was read or stored here; None: not at hand."""
+        self._requests: dict[int, Event] = {}
+        self._replies: dict[int, ModelReplied] = {}
+        self._refused: dict[str, int] = {}
+        self._watch: asyncio.Task[None] | None = None
+
+    async def read(self, at_least: int) -> None:
+        """Reads the whole session, or what is not kept of it. Raises `LogError`."""
+        self.session, events = await self._sessions.events(self.key, at_least)
+        self._events = list(events)
+
+    async def look(self) -> None:
+        """Reads what is new. Raises `LogError`."""
+        self._take(await persist(lambda: self._sessions.load(self.key)))
+
+    async def store(self, effect: str, command: Command) -> bool:
+        """Stores what the command asks for, however long the broker is away. False: it was refused, and the session is
+        as it was just read. Raises `LogError`, `Undrivable`."""
+        try:
+            handled = await persist(lambda: self._sessions.handle(self.key, command))
+        except Rejected as refusal:
+            self._refused[effect] = refused = self._refused.get(effect, 0) + 1
+            if refused == REFUSALS:
+                raise Undrivable(f"{effect}: {refusal.message}") from refusal
+            await self.look()
+            return False
+        recorded = handled.recorded
+        if self._events is not None:
+            if recorded and self._events and self._events[-1].seq == recorded.previous:
+                self._events.append(recorded)
+            else:
+                self._events = None
+        if recorded and isinstance(recorded.event.data, ModelReplied):
+            self._replies[recorded.seq] = recorded.event.data
+        self._take(handled.session)
+        return True
+
+    async def events(self) -> Sequence[Recorded]:
+        """Every event of the session, up to what is known of it at least."""
+        if self._events is None:
+            session, events = await persist(lambda: self._sessions.events(self.key, self.session.seq))
+            self._events = list(events)
+            self._take(session)
+        return self._events
+
+    def forget_events(self) -> None:
+        """Something takes long: they need not be held so long."""
+        self._events = None
+
+    async def request(self, run: Run) -> Event:
+        """The event that requested the run."""
+        found = self._requests.get(run.n)
+        if found is None:
+            events = await self.events()
+            found = next(recorded.event for recorded in reversed(events) if recorded.seq == run.requested_seq)
+            self._requests[run.n] = found
+        return found
+
+    async def call(self, reply_seq: int, call_id: str) -> ToolCall:
+        """A call as the reply at this sequence asked for it."""
+        reply = self._replies.get(reply_seq)
+        if reply is None:
+            events = await self.events()
+            data = next(recorded.event.data for recorded in reversed(events) if recorded.seq == reply_seq)
+            assert isinstance(data, ModelReplied)
+            reply = self._replies[reply_seq] = data
+        return next(call for call in reply.tool_calls if call.id == call_id)
+
+    async def origin(self, run: Run, event_id: str) -> Origin:
+        """Whoever requested the run is the cause of all its facts."""
+        request = await self.request(run)
+        return Origin(
+            id=event_id,
+            actor=self._actor,
+            time=self._now(),
+            cause=request.id,
+            correlation=request.correlation or request.id,
+            traceparent=request.traceparent,
+        )
+
+    def watch(self) -> None:
+        """Follows the session's feed from now on."""
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._follow())
+            self._watch.add_done_callback(lambda _: self._stir())
+
+    def check_watch(self) -> None:
+        """Raises what ended the feed."""
+        if self._watch and self._watch.done():
+            self._watch.result()
+
+    async def close(self) -> None:
+        if self._watch:
+            self._watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watch
+
+    async def _follow(self) -> None:
+        while True:
+            feed = Feed(self._sessions.log, self.key, after=self.session.seq)
+            try:
+                async for item in feed:
+                    if isinstance(item, Recorded):
+                        self._hear(item)
+            except Unavailable:
+                await asyncio.sleep(RETRY[-1])
+            finally:
+                await feed.close()
+
+    def _hear(self, recorded: Recorded) -> None:
+        self._sessions.fold(self.key, recorded)
+        if recorded.previous == self.session.seq:
+            self._take(evolve(self.session, recorded))
+            self._stir()
+
+    def _take(self, session: Session) -> None:
+        if session.seq > self.session.seq:
+            self.session = session
+
+
+async def persist(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Tries until the broker answers: what is asked has at most one effect."""
+    tries = 0
+    while True:
+        try:
+            return await attempt()
+        except (Unavailable, BrokerFault):
+            await asyncio.sleep(RETRY[min(tries, len(RETRY) - 1)])
+            tries += 1
