@@ -3,7 +3,7 @@
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -85,7 +85,7 @@ class Client:
     @asynccontextmanager
     async def stream(
         self, path: str, params: Mapping[str, str], headers: Mapping[str, str]
-    ) -> AsyncIterator[httpx.Response]:
+    ) -> AsyncGenerator[httpx.Response]:
         """An open stream of server-sent events. Raises `Refused`; transport errors are the caller's."""
         timeout = httpx.Timeout(10.0, read=SILENCE)
         async with self.http.stream("GET", path, params=params, headers=headers, timeout=timeout) as answer:
@@ -103,7 +103,7 @@ class Client:
 
 
 @asynccontextmanager
-async def connected(connect: Connect, *, timeout: float = 30.0) -> AsyncIterator[Client]:
+async def connected(connect: Connect, *, timeout: float = 30.0) -> AsyncGenerator[Client]:
     """A client for the given address, else the one of the `turnstream dev` on this data directory, else the default."""
     url = (connect.url or _running() or DEFAULT_URL).rstrip("/")
     if not url.startswith(("http://", "https://")):

@@ -6,7 +6,7 @@ The end of a connection means nothing. Only a terminal event ends a run, so whoe
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
@@ -53,7 +53,7 @@ class Disconnected(msgspec.Struct, frozen=True):
 Item = Event | Delta | CaughtUp | Disconnected
 
 
-async def follow(client: Client, session: str, *, after: int = 0, deltas: bool = True) -> AsyncIterator[Item]:
+async def follow(client: Client, session: str, *, after: int = 0, deltas: bool = True) -> AsyncGenerator[Item, None]:
     """The session's events after this sequence, each once and in order, without end.
 
     Raises `CommandError` if the first connection cannot be made, if the API refuses one, or if the cursor is ahead of
@@ -93,7 +93,7 @@ async def follow(client: Client, session: str, *, after: int = 0, deltas: bool =
         await asyncio.sleep(delay)
 
 
-async def _connection(client: Client, session: str, cursor: int, deltas: bool) -> AsyncIterator[Item | str]:
+async def _connection(client: Client, session: str, cursor: int, deltas: bool) -> AsyncGenerator[Item | str, None]:
     """What one connection brings; a `str` is the reason why the server ends it."""
     params = {"after": str(cursor), "deltas": "true" if deltas else "false"}
     headers = {"Accept": "text/event-stream", "Last-Event-ID": str(cursor)}

@@ -187,7 +187,7 @@ async def ops(*, json: bool = False, connect: Connect = HERE) -> None:
             columns = list(items[0]) if items else []
             show.table(console, columns, [tuple(item.values()) for item in items], empty="none")
         else:
-            show.pairs(console, part)
+            show.pairs(console, _flat(part))
 
 
 async def _listed(client: Client, path: str, limit: int, **filters: object) -> list[dict[str, Any]]:
@@ -214,6 +214,13 @@ def _run(text: str) -> str:
 
 def _timed(one: Mapping[str, Any]) -> dict[str, Any]:
     return {name: show.local_time(value) if name.endswith("_at") else value for name, value in one.items()}
+
+
+def _flat(one: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in _timed(one).items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
 
 
 def _lines(rows: list[dict[str, Any]]) -> None:

@@ -7,7 +7,7 @@ however it ends. Its addresses lie beside it in `dev.json`, so that other comman
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +25,7 @@ class Addresses(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def held(data_dir: Path) -> Iterator[None]:
+def held(data_dir: Path) -> Generator[None]:
     """Holds the data directory. Raises `CommandError` if another process does."""
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def read_addresses(data_dir: Path) -> Addresses | None:
 
 
 @contextmanager
-def announced(data_dir: Path, addresses: Addresses) -> Iterator[None]:
+def announced(data_dir: Path, addresses: Addresses) -> Generator[None]:
     """Says where we listen, as long as we do."""
     file = data_dir / "dev.json"
     fresh = file.with_suffix(".new")

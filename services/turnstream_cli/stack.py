@@ -10,7 +10,7 @@ import importlib
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Protocol
@@ -38,7 +38,7 @@ def service(name: str) -> Serve:
 
 
 @asynccontextmanager
-async def broker(settings: Settings) -> AsyncIterator[Settings]:
+async def broker(settings: Settings) -> AsyncGenerator[Settings]:
     """The settings with a NATS server in them: the one they name, else the embedded one on the data directory.
 
     The embedded server is started again if it dies. Raises `CommandError` if it does not start.
@@ -75,7 +75,7 @@ async def _keep(server: NatsServer) -> None:
 
 
 @asynccontextmanager
-async def serving(settings: Settings, parts: Mapping[str, Serve], stop: asyncio.Event) -> AsyncIterator[None]:
+async def serving(settings: Settings, parts: Mapping[str, Serve], stop: asyncio.Event) -> AsyncGenerator[None]:
     """Runs the services until the block ends or `stop` is set; the block is entered once all of them take work.
 
     A service that fails, or ends by itself, sets `stop`; its error is raised when all have ended.
@@ -124,7 +124,7 @@ async def first_of(*events: asyncio.Event) -> None:
 
 
 @contextmanager
-def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
+def stop_on_signals(stop: asyncio.Event) -> Generator[None]:
     """SIGINT and SIGTERM set `stop`; a second one ends the process at once."""
     loop = asyncio.get_running_loop()
 

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from turnstream.ids import parse_run_id
-from turnstream_cli.client import HERE, Client, Connect, Refused, connected
+from turnstream.ids import may_open, parse_run_id
+from turnstream_cli.client import HERE, Client, Connect, connected
 from turnstream_cli.exits import CommandError, Exit
-from turnstream_cli.follow import Delta, Disconnected, Event, follow
+from turnstream_cli.follow import CaughtUp, Delta, Disconnected, Event, follow
 from turnstream_cli.screen import Screen
 from turnstream_cli.show import print_json
 
@@ -24,6 +24,7 @@ async def send(
     text: str,
     *,
     agent: str | None = None,
+    model: str | None = None,
     on_busy: Literal["reject", "queue"] | None = None,
     wait: bool = True,
     json: bool = False,
@@ -41,6 +42,8 @@ async def send(
         What to say; `-` reads it from standard input.
     agent
         Who answers; default: the session's agent.
+    model
+        The model for this turn; default: the agent's.
     on_busy
         What happens if a run is live: `reject` or `queue`; default: the session's policy.
     wait
@@ -48,13 +51,9 @@ async def send(
     json
         Print one JSON object instead.
     """
-    content = sys.stdin.read() if text == "-" else text
-    given = {"content": content, "agent": agent, "on_busy": on_busy}
-    body = {name: value for name, value in given.items() if value is not None}
+    said = sys.stdin.read() if text == "-" else text
     async with connected(connect) as client:
-        posted = await _post(
-            client, checked(session), {name: value for name, value in body.items() if value is not None}
-        )
+        posted = await _post(client, checked(session), said, {"agent": agent, "model": model, "on_busy": on_busy})
         if not wait or "run" not in posted:
             print_json(posted) if json else print(f"{posted['routed']} {posted.get('run', '')} (#{posted['seq']})")
             return Exit.OK
@@ -126,21 +125,32 @@ async def watch_run(
                     elif not json:
                         screen.show(item)
                     if item.type in TERMINAL:
-                        status = item.data.get("status", "cancelled")
+                        outcome = _outcome(item)
                         if json and not every:
-                            outcome = {**item.data, "run": run_id, "status": status, "seq": item.seq}
-                            print_json({**(posted or {}), "outcome": outcome})
-                        return Exit.OK if status == "completed" else Exit.FAILED
+                            print_json({**(posted or {}), "run": run_id, "outcome": outcome})
+                        return Exit.OK if outcome["status"] == "completed" else Exit.FAILED
                 case Delta() if str(item.record["run"]) in (run_id, str(number)):
                     screen.show(item)
+                case Disconnected() if json:
+                    notice(f"{item.reason}; connecting again")
                 case Disconnected():
-                    if json:
-                        notice(f"{item.reason}; connecting again")
-                    else:
-                        screen.show(item)
+                    screen.show(item)
+                case CaughtUp() if not posted:
+                    ended = await _ended_before(client, run_id, after)
+                    if ended is not None:
+                        return ended
                 case _:
                     pass
     raise AssertionError("a feed has no end")
+
+
+async def _ended_before(client: Client, run_id: str, after: int) -> Exit | None:
+    """The exit code if the run's end lies before where we began. Raises `Refused` if there is no such run."""
+    run = await client.get(f"/v1/runs/{run_id}")
+    if not run["ended_at"] or run["seq"] > after:
+        return None
+    notice(f"run {run_id} had {run['status']} before")
+    return Exit.OK if run["status"] == "completed" else Exit.FAILED
 
 
 def checked(session: str) -> str:
@@ -161,11 +171,16 @@ def _about(event: Event, number: int) -> bool:
     return number in (data.get("run"), routed.get("run"))
 
 
-async def _post(client: Client, session: str, body: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return await client.post(f"/v1/sessions/{session}/messages", body)
-    except Refused as refused:
-        if refused.status != 404:
-            raise
-    await client.post("/v1/sessions", {"id": session})
-    return await client.post(f"/v1/sessions/{session}/messages", body)
+def _outcome(event: Event) -> dict[str, Any]:
+    """How the run ended, in the words of the API."""
+    names = ("status", "reasoning", "blob", "note", "error", "reason", "finish", "usage", "model")
+    said = {name: event.data[name] for name in names if name in event.data}
+    return {"status": "cancelled", **said, "output": event.data.get("content", ""), "seq": event.seq}
+
+
+async def _post(client: Client, session: str, text: str, fields: dict[str, str | None]) -> dict[str, Any]:
+    """Posts to the session, which is opened if it is not there (a child's, which nobody opens, must be)."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    if may_open(session):
+        return await client.post("/v1/runs", {"session": session, "input": text, **given})
+    return await client.post(f"/v1/sessions/{session}/messages", {"content": text, **given})

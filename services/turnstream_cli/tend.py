@@ -5,7 +5,7 @@ they start the embedded server for as long as they need it.
 """
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from cyclopts import App
@@ -40,7 +40,7 @@ def config(*, json: bool = False) -> None:
 
 
 @asynccontextmanager
-async def place(settings: Settings) -> AsyncIterator[Settings]:
+async def place(settings: Settings) -> AsyncGenerator[Settings]:
     """The settings with a NATS server in them (see the module)."""
     if not settings.nats_url and (addresses := read_addresses(settings.data_dir)):
         yield settings.model_copy(update={"nats_url": addresses.nats})

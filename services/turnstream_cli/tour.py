@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 import nats
+from nats.aio.client import Client as Nats
 from nats.aio.msg import Msg
 from rich.console import Console
 
@@ -78,7 +79,7 @@ class Tour:
 
     # --- the steps ------------------------------------------------------------------------------------------------
 
-    async def _publish(self, nc: nats.NATS) -> asyncio.Task[None]:
+    async def _publish(self, nc: Nats) -> asyncio.Task[None]:
         feed, inbox = f"ts.feed.default.{self._session}", f"ts.inbox.default.{self._session}"
         said = "Hello, is anybody there?"
         self._title("A program that only knows a subject publishes; the session opens with its first message.")
