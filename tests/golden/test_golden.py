@@ -1,0 +1,320 @@
+"""Events as they were stored: every version ever written loads, and what is written today is written the same tomorrow.
+
+`events/<type>[.<variant>].json` holds stored bytes. A file is never changed; a change of an event adds one.
+`defaults.json` holds the default of every field: defaults are not stored, so one that changed would change what is
+stored already.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from turnstream.ids import SessionKey
+from turnstream.log import codec
+from turnstream.log.base import Unreadable
+from turnstream.session.events import (
+    TYPES,
+    Blob,
+    Error,
+    Event,
+    Fact,
+    Limits,
+    MessagePosted,
+    MessageWithdrawn,
+    ModelReplied,
+    Opens,
+    Part,
+    PolicyData,
+    Recorded,
+    RunCancelRequested,
+    RunEnded,
+    RunReleased,
+    RunStarted,
+    SessionOpened,
+    SessionUpdated,
+    Spec,
+    Starts,
+    Title,
+    ToolCall,
+    ToolReturned,
+    ToolStarted,
+    Unknown,
+    Usage,
+    Wake,
+)
+from turnstream.session.state import Session, fold
+
+FOLDER = Path(__file__).parent
+KEY = SessionKey("acme", "s1")
+SPEC = Spec(
+    agent="poet",
+    version="7",
+    digest="0f" * 16,
+    model="demo",
+    queue="gpu",
+    limits=Limits(max_steps=3, max_model_calls=4, max_tool_calls=5, max_tokens=1000, timeout=60_000),
+)
+OPENS = Opens(
+    agent="poet",
+    title=Title(text="Über uns", source="client"),
+    metadata={"ticket": 7, "tags": ["a", None]},
+    policy=PolicyData(on_busy="queue"),
+    one_shot=True,
+)
+BLOB = Blob(name="r1-c1", size=700_000, sha256="ab" * 32)
+USAGE = Usage(input_tokens=10, output_tokens=20, reasoning_tokens=5, cached_tokens=2)
+
+FACTS: dict[str, Fact] = {
+    "session.opened": SessionOpened(
+        agent=OPENS.agent, title=OPENS.title, metadata=OPENS.metadata, policy=OPENS.policy, one_shot=True
+    ),
+    "session.opened.bare": SessionOpened(),
+    "session.updated": SessionUpdated(
+        title=Title(text="A poem", source="user"),
+        agent="painter",
+        metadata={},
+        policy=PolicyData(on_busy="reject"),
+    ),
+    "message.posted": MessagePosted(
+        message_id="m1",
+        author="user:ann",
+        content=(Part(text="Grüße, 🌍\n"), Part(text="zwei")),
+        opens=OPENS,
+        starts=Starts(run=1, spec=SPEC),
+    ),
+    "message.posted.queued": MessagePosted(
+        message_id="m2", author="user:ann", content=(Part(text="and then?"),), queued=Starts(run=2, spec=SPEC)
+    ),
+    "message.posted.notice": MessagePosted(
+        message_id="m3", author="program:cron", kind="notice", content=(Part(text="backup done"),)
+    ),
+    "message.withdrawn": MessageWithdrawn(message_id="m2", by="user:ann", run=2),
+    "run.started": RunStarted(
+        run=1,
+        attempt=2,
+        runner="runner:one",
+        wake=Wake(work=11, cause=3, delivery=2),
+        trigger="recovery",
+        message_ids=("m1",),
+        model="demo",
+    ),
+    "run.released": RunReleased(run=1, attempt=1),
+    "model.replied": ModelReplied(
+        run=1,
+        attempt=1,
+        step=1,
+        content="Let me see.",
+        reasoning="The user asks for the weather.",
+        tool_calls=(ToolCall(id="c1", name="weather", arguments='{"city": "Köln"}'),),
+        usage=USAGE,
+        finish="tool_calls",
+        model="demo-1",
+        duration=1200,
+    ),
+    "tool.started": ToolStarted(run=1, attempt=1, call_id="c1"),
+    "tool.returned": ToolReturned(
+        run=1, attempt=1, call_id="c1", status="ok", output='{"temperature": 7}', blob=BLOB, duration=300
+    ),
+    "tool.returned.error": ToolReturned(run=1, attempt=1, call_id="c2", status="error", error="no such city"),
+    "run.cancel_requested": RunCancelRequested(run=1, by="user:ann", reason="changed my mind"),
+    "run.ended": RunEnded(
+        run=1,
+        attempt=1,
+        status="completed",
+        content="Seven degrees.",
+        reasoning="Easy.",
+        blob=BLOB,
+        note="cut",
+        finish="stop",
+        usage=USAGE,
+        step_usage=Usage(input_tokens=5),
+        model="demo-1",
+        duration=800,
+    ),
+    "run.ended.failed": RunEnded(
+        run=1,
+        attempt=3,
+        status="failed",
+        error=Error(code="model_error", message="503", retryable=True),
+        reason="the provider is down",
+    ),
+}
+"""What today's release writes, by the name of its file."""
+
+
+def stored(name: str) -> bytes:
+    return (FOLDER / "events" / f"{name}.json").read_bytes().removesuffix(b"\n")
+
+
+def load(name: str, seq: int = 20, previous: int = 10, **options: Any) -> Recorded:
+    return codec.decode(stored(name), seq=seq, previous=previous, time=1_790_000_000_000 + seq, **options)
+
+
+def event(data: Fact) -> Event:
+    return Event(
+        id="6f0f5a52-0d3e-5a7b-9c55-7475726e7374",
+        key=KEY,
+        data=data,
+        actor="user:ann",
+        time=1_790_000_000_123,
+        cause="a" * 32,
+        correlation="b" * 32,
+        idempotency_key="c" * 32,
+        body_digest="d" * 32,
+        traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    )
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_s54_an_event_is_read_and_written_as_ever(name: str) -> None:
+    assert load(name).event == event(FACTS[name])
+    assert codec.encode(event(FACTS[name])) == stored(name)
+
+
+def test_s54_every_type_has_a_golden_file() -> None:
+    assert {type(fact) for fact in FACTS.values()} == set(TYPES.values())
+    assert {load(name).event.type for name in FACTS} == set(TYPES)
+
+
+def test_s54_no_default_has_changed() -> None:
+    known = json.loads((FOLDER / "defaults.json").read_bytes())
+    assert {name: value for name, value in defaults().items() if name in known} == known
+
+
+def defaults() -> dict[str, Any]:
+    """The default of every field of an event's data, as JSON."""
+    structs = [
+        *TYPES.values(),
+        Title,
+        Part,
+        Usage,
+        Limits,
+        Spec,
+        Error,
+        Blob,
+        Wake,
+        ToolCall,
+        PolicyData,
+        Starts,
+        Opens,
+    ]
+    return {
+        f"{struct.__name__}.{field.name}": None if field.required else msgspec.to_builtins(default(field))
+        for struct in structs
+        for field in msgspec.structs.fields(struct)
+    }
+
+
+def default(field: msgspec.structs.FieldInfo) -> object:
+    return field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+
+
+def test_s54_a_start_of_an_older_release_names_no_messages() -> None:
+    posted = load("message.posted", seq=10, previous=0)
+    started = load("run.started.first-release")
+    assert started.event.data == RunStarted(
+        run=1, attempt=1, runner="runner:one", wake=Wake(work=11, cause=10, delivery=1), message_ids=(), model=""
+    )
+    session = fold(Session(key=KEY), [posted, started])
+    assert session.holder is not None
+    assert session.holder.attempt == 1
+
+
+def test_s54_an_event_of_an_unknown_type_is_kept_and_folds_as_nothing() -> None:
+    posted = load("message.posted", seq=10, previous=0)
+    unknown = load("unknown")
+    assert unknown.event.type == "session.starred"
+    assert unknown.event.data == Unknown(type="session.starred", raw=msgspec.Raw(b'{"by": "user:ann", "stars": 5}'))
+    before, after = (fold(Session(key=KEY), events) for events in ([posted], [posted, unknown]))
+    assert after == msgspec.structs.replace(before, seq=20)
+    shown = json.loads(codec.public(unknown))
+    assert shown == {"seq": 20, "storedat": "2026-09-21T14:13:20.020Z", **json.loads(stored("unknown"))}
+
+
+def test_s54_an_event_with_fields_of_a_newer_release_loads() -> None:
+    assert load("run.released.newer").event.data == RunReleased(run=1, attempt=1)
+
+
+def test_s54_an_older_shape_is_brought_up_to_date() -> None:
+    """As if `run.started` had once been `run.begun`, and that once `turn.begun` with its run under another name."""
+
+    def begun(record: dict[str, Any]) -> dict[str, Any]:
+        return {**record, "type": "run.begun", "data": {"run": record["data"]["turn"], "runner": "runner:old"}}
+
+    def started(record: dict[str, Any]) -> dict[str, Any]:
+        data = {"attempt": 1, "wake": {"work": 0, "cause": 0, "delivery": 0}, **record["data"]}
+        return {**record, "type": "run.started", "data": data}
+
+    upcasters = {"turn.begun": begun, "run.begun": started}
+    recorded = load("turn.begun", upcasters=upcasters)
+    wake = Wake(work=0, cause=0, delivery=0)
+    assert recorded.event.data == RunStarted(run=4, attempt=1, runner="runner:old", wake=wake)
+    assert recorded.event.id == "0b0f5a52-0d3e-5a7b-9c55-7475726e7374"
+    assert recorded.payload == stored("turn.begun")
+    assert isinstance(load("turn.begun").event.data, Unknown)
+
+
+def test_s54_a_changed_shape_of_a_known_type_is_brought_up_to_date() -> None:
+    """A type that keeps its name: its upcaster is asked even where the old shape happens to fit the new one."""
+
+    def in_milliseconds(record: dict[str, Any]) -> dict[str, Any]:
+        return {**record, "data": {**record["data"], "duration": record["data"]["duration"] * 1000}}
+
+    recorded = load("tool.returned", upcasters={"tool.returned": in_milliseconds})
+    assert recorded.event.data == msgspec.structs.replace(FACTS["tool.returned"], duration=300_000)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"hello",
+        b"[]",
+        b"{}",
+        b'{"type":"run.ended"}',
+        stored("run.ended").replace(b'"completed"', b'"exploded"'),
+        stored("run.ended").replace(b"/acme/sessions/s1", b"elsewhere"),
+        stored("run.ended").replace(b"2026-", b"yesterday"),
+        stored("run.ended").replace(b'"run":1', b'"run":"one"'),
+        stored("message.posted").replace("Grüße".encode(), b"\xff"),
+    ],
+)
+def test_bytes_that_are_no_event_are_refused_by_name(payload: bytes) -> None:
+    with pytest.raises(Unreadable, match="event 7 cannot be read"):
+        codec.decode(payload, seq=7, previous=0, time=0)
+
+
+def test_readers_get_the_stored_bytes_with_number_and_time_in_front() -> None:
+    shown = codec.public(load("run.ended"))
+    assert shown == b'{"seq":20,"storedat":"2026-09-21T14:13:20.020Z",' + stored("run.ended")[1:]
+    appended = msgspec.structs.replace(load("run.ended"), payload=b"")
+    with pytest.raises(ValueError, match="was not read"):
+        codec.public(appended)
+
+
+def test_an_event_of_an_unknown_type_is_never_written() -> None:
+    with pytest.raises(TypeError, match=r"session\.starred"):
+        codec.encode(load("unknown").event)
+
+
+@pytest.mark.parametrize(
+    ("text", "millis"),
+    [
+        ("1970-01-01T00:00:00Z", 0),
+        ("2026-11-30T16:00:00.123456789Z", 1_796_054_400_123),
+        ("2026-11-30T16:00:00.9Z", 1_796_054_400_900),
+        ("2026-11-30T16:00:00.000999Z", 1_796_054_400_000),
+        ("2026-11-30T18:00:00.5+02:00", 1_796_054_400_500),
+    ],
+)
+def test_times_are_read_to_the_millisecond(text: str, millis: int) -> None:
+    assert codec.parse_time(text) == millis
+
+
+@pytest.mark.parametrize("text", ["", "Z", "yesterday", "2026-11-30T16:00:00", "2026-11-30T16:00:00.12x4Z"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        codec.parse_time(text)
