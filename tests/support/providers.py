@@ -103,7 +103,9 @@ class Exchange:
 
     async def begin(self, content_type: str = "text/event-stream") -> None:
         """The head of a stream."""
-        await self.raw(f"HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+        await self.raw(
+            f"HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+        )
 
     async def say(self, delta: Mapping[str, Any], finish: str | None = None) -> None:
         """One chunk of a chat completion."""
@@ -128,30 +130,52 @@ Script = Callable[[Exchange], Awaitable[None]]
 
 
 class Peer:
-    """`seen` are the requests so far; `gone` is set when a client has closed its connection."""
+    """`seen` are the requests so far; `gone` is set when a client has closed its connection before it was answered."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
+        self._connections: set[asyncio.Task[None]] = set()
         self.seen: list[Exchange] = []
         self.gone = asyncio.Event()
         self.base_url = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
+        connection = asyncio.create_task(self._serve(reader, writer))
+        self._connections.add(connection)
+        with suppress(asyncio.CancelledError):
+            await connection
+
+    async def close(self) -> None:
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
             body = json.loads(await reader.readexactly(int(headers["content-length"])))
             exchange = Exchange(headers, body, writer)
             self.seen.append(exchange)
-            answering = asyncio.ensure_future(self._script(exchange))
-            left = asyncio.ensure_future(reader.read(1))
-            done, _ = await asyncio.wait((answering, left), return_when=asyncio.FIRST_COMPLETED)
-            if left in done:
+            await self._answer(exchange, reader)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _answer(self, exchange: Exchange, reader: asyncio.StreamReader) -> None:
+        answering = asyncio.ensure_future(self._script(exchange))
+        leaving = asyncio.ensure_future(reader.read(1))
+        try:
+            done, _ = await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if leaving in done:
                 self.gone.set()
-            for task in (answering, left):
-                task.cancel()
-            await asyncio.gather(answering, left, return_exceptions=True)
-        writer.close()
+        finally:
+            answering.cancel()
+            leaving.cancel()
+            await asyncio.gather(answering, leaving, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -164,3 +188,4 @@ async def peer(script: Script) -> AsyncIterator[Peer]:
         yield serving
     finally:
         server.close()
+        await serving.close()

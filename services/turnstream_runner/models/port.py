@@ -84,12 +84,20 @@ class Model(Protocol):
 
 
 class ModelError(Exception):
-    """The call failed. The message is short, for people, and holds no key. `retry_after` is in seconds, where the
-    provider named a time."""
+    """The call failed. The message is short, for people, and holds no key. `code` is what the run fails with;
+    `retry_after` is in seconds, where the provider named a time."""
 
-    def __init__(self, message: str, *, retryable: bool = False, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: Literal["model_error", "context_overflow"] = "model_error",
+        retryable: bool = False,
+        retry_after: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
+        self.code: Literal["model_error", "context_overflow"] = code
         self.retryable = retryable
         self.retry_after = retry_after
 

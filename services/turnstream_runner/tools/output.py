@@ -1,7 +1,5 @@
 """What a tool returned, as the text that the model sees: a string as it is, anything else as JSON."""
 
-import json
-
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
@@ -42,6 +40,18 @@ def _path(location: tuple[int | str, ...]) -> str:
 def _json(value: object) -> str:
     try:
         return to_json(value, fallback=str, bytes_mode="base64", inf_nan_mode="strings").decode()
-    except PydanticSerializationError:  # a lone surrogate in it, which `fit` replaces
-        plain = to_jsonable_python(value, fallback=str, bytes_mode="base64", inf_nan_mode="strings")
-        return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
+    except PydanticSerializationError:  # for a lone surrogate in it, say
+        plain = to_jsonable_python(value, fallback=str, bytes_mode="base64")
+        return to_json(_fitted(plain), inf_nan_mode="strings").decode()
+
+
+def _fitted(value: object) -> object:
+    match value:
+        case str():
+            return fit(value)
+        case dict():
+            return {fit(str(key)): _fitted(inner) for key, inner in value.items()}
+        case list():
+            return [_fitted(inner) for inner in value]
+        case _:
+            return value
