@@ -186,26 +186,13 @@ def test_s54_no_default_has_changed() -> None:
 
 def defaults() -> dict[str, Any]:
     """The default of every field of an event's data, as JSON."""
-    structs = [
-        *TYPES.values(),
-        Title,
-        Part,
-        Usage,
-        Limits,
-        Spec,
-        Error,
-        Blob,
-        Wake,
-        ToolCall,
-        PolicyData,
-        Starts,
-        Opens,
-    ]
-    return {
-        f"{struct.__name__}.{field.name}": None if field.required else msgspec.to_builtins(default(field))
-        for struct in structs
+    parts = (Title, Part, Usage, Limits, Spec, Error, Blob, Wake, ToolCall, PolicyData, Starts, Opens)
+    found = {
+        f"{struct.__name__}.{field.name}": None if field.required else default(field)
+        for struct in (*TYPES.values(), *parts)
         for field in msgspec.structs.fields(struct)
     }
+    return json.loads(msgspec.json.encode(found))
 
 
 def default(field: msgspec.structs.FieldInfo) -> object:
