@@ -1,6 +1,7 @@
 """Every subject, stream, consumer and bucket, declared once, as plain data.
 
-Nobody else writes a subject down. `turnstream.broker` makes what is declared here. Durations are seconds. Public subjects (`ts.feed`, `ts.delta`, `ts.inbox`, `ts.api`) do not show the partition.
+Nobody else writes a subject down. `turnstream.broker` makes what is declared here. Durations are seconds. Public
+subjects (`ts.feed`, `ts.delta`, `ts.inbox`, `ts.api`) do not show the partition.
 """
 
 from typing import Literal

@@ -14,7 +14,7 @@ BLOCK = 50
 
 
 class Recent(msgspec.Struct, Generic[V], frozen=True, gc=False):
-    """Remembers the last `keep` entries, and never more than `BLOCK` beyond."""
+    """Remembers the last `keep` entries, and fewer than `BLOCK` beyond."""
 
     keep: int
     blocks: tuple[dict[str, V], ...] = ()
@@ -28,7 +28,7 @@ class Recent(msgspec.Struct, Generic[V], frozen=True, gc=False):
     def add(self, key: str, value: V) -> "Recent[V]":
         """With this entry as the newest. `key` is one that is not remembered."""
         blocks = self.blocks
-        if not blocks or len(blocks[-1]) == BLOCK:
-            kept = blocks[1:] if len(blocks) * BLOCK >= self.keep + BLOCK else blocks
-            return Recent(self.keep, (*kept, {key: value}))
-        return Recent(self.keep, (*blocks[:-1], {**blocks[-1], key: value}))
+        if blocks and len(blocks[-1]) < BLOCK:
+            return Recent(self.keep, (*blocks[:-1], {**blocks[-1], key: value}))
+        enough = BLOCK * (len(blocks) - 1) + 1 >= self.keep
+        return Recent(self.keep, (*(blocks[1:] if enough else blocks), {key: value}))
