@@ -63,6 +63,7 @@ async def serve(settings: Settings, *, stop: asyncio.Event, ready: Callable[[], 
             return
         models = Models(settings.models)
         stack.push_async_callback(models.close)
+        await models.prepare(agent.model for agent in known)
         runner = _runner(settings, broker, Roles(known, Tools(known.tools)), models)
         carrier = Dispatch(Pull(broker, subjects.DISPATCH, slots=dispatch.SLOTS), Work(broker), Timers(broker))
         app = application(broker, lambda: list(runner.stuck))

@@ -127,7 +127,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
                 async with aclosing(models.resolve(model).stream(request)) as items:
                     reply = await self._listen(items, speech, partial)
         except ModelError as error:
-            return self._failed("model_error", error.message, retryable=error.retryable)
+            return self._failed(error.code, error.message, retryable=error.retryable)
         except UnknownModel as error:
             return self._failed("model_error", str(error))
         except Exception as error:

@@ -4,8 +4,11 @@ A model is made when its name is first resolved, and kept. A provider's library 
 needs none does not have to have it.
 """
 
+import asyncio
+import importlib
 import random as randomness
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, assert_never
 
 from turnstream.agents import lookup
@@ -41,10 +44,26 @@ class Models:
             self._models[name] = Retrying(self._make(name), backoff=self._backoff, random=self._random)
         return self._models[name]
 
+    async def prepare(self, names: Iterable[str]) -> None:
+        """Makes these models, and loads what they and the logical names need, so that no call has to wait for it. One
+        that cannot be had is an error of the call that asks for it, not of the start."""
+        wanted = {*names, *self._logical}
+        if any(self._provider(name) == "openai" for name in wanted):
+            with suppress(ImportError):
+                await asyncio.to_thread(importlib.import_module, "turnstream_runner.models.openai")
+        for name in wanted:
+            with suppress(UnknownModel, ModelError):
+                self.resolve(name)
+
     async def close(self) -> None:
         self._models.clear()
         while self._clients:
             await self._clients.pop().close()
+
+    def _provider(self, name: str) -> str | None:
+        with suppress(LookupError):
+            return lookup(name, self._logical).provider
+        return None
 
     def _make(self, name: str) -> Model:
         try:
