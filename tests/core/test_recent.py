@@ -13,7 +13,7 @@ def test_the_newest_are_remembered_and_the_rest_is_forgotten(keep: int, count: i
         recent = recent.add(str(n), n)
     remembered = [n for n in range(count) if recent.get(str(n)) is not None]
     assert remembered == list(range(count - len(remembered), count))
-    assert min(count, keep) <= len(remembered) < keep + BLOCK
+    assert min(count, keep) <= len(remembered) < keep + 2 * BLOCK
     assert all(recent.get(str(n)) == n for n in remembered)
 
 

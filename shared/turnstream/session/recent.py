@@ -14,7 +14,7 @@ BLOCK = 50
 
 
 class Recent(msgspec.Struct, Generic[V], frozen=True, gc=False):
-    """Remembers the last `keep` entries, and fewer than `BLOCK` beyond."""
+    """Remembers the last `keep` entries, and less than two blocks beyond."""
 
     keep: int
     blocks: tuple[dict[str, V], ...] = ()
