@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tests.support.processes import stop
 from tests.support.waiting import eventually
 
 from turnstream.broker.connection import Broker
@@ -144,7 +145,7 @@ async def own_nats(tmp_path: Path) -> AsyncIterator[NatsServer]:
 def freeze(server: NatsServer) -> None:
     """SIGSTOP: it holds its connections and answers nothing."""
     assert server.pid
-    os.kill(server.pid, signal.SIGSTOP)
+    stop(server.pid)
 
 
 def thaw(server: NatsServer) -> None:

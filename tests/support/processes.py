@@ -12,6 +12,12 @@ import pytest
 from tests.support.waiting import eventually
 
 
+def stop(pid: int) -> None:
+    """Stops a child with SIGSTOP; when this returns, it has stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
 class Process:
     """A child process in a session of its own; what it prints goes to `log_path`."""
 
@@ -67,7 +73,8 @@ class Process:
         self._process.wait()
 
     def freeze(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
+        """SIGSTOP."""
+        stop(self.pid)
 
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)

@@ -16,7 +16,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from faststream.nats import NatsBroker
-from nats.aio.client import Client
+from nats.aio.client import Client, Srv
 from nats.errors import Error, UnexpectedEOF
 
 from turnstream.telemetry import get_logger
@@ -67,6 +67,11 @@ class TenaciousClient(Client):
             except Exception as error:
                 log.error("reconnecting failed in an unforeseen way", error=error, exc_info=True)
                 await asyncio.sleep(RETRY)
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        """An attempt that failed after it had a socket would leave that open."""
+        self.abort()
+        await super()._connect_to_server(s)
 
     def abort(self) -> None:
         """Drops the socket and whatever it has buffered."""

@@ -1,0 +1,300 @@
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from faststream import FastStream
+from nats.aio.msg import Msg
+from tests.support.nats import connect, freeze, thaw
+from tests.support.waiting import eventually
+
+from turnstream.broker.connection import Broker
+from turnstream.broker.errors import BrokerClosed, BrokerDenied, BrokerError, BrokerTimeout, NoResponders
+from turnstream.broker.server import NatsServer
+
+ACCOUNTS = """
+authorization {
+  users: [
+    { user: "all", password: "secret" }
+    { user: "some", password: "secret", permissions: {
+        publish: ["Allowed.*", "$SYS.REQ.USER.INFO"], subscribe: ["_INBOX.>", "Allowed.*"] } }
+  ]
+}
+"""
+
+
+@pytest.fixture
+async def broker(own_nats: NatsServer) -> AsyncIterator[Broker]:
+    broker = await connect(own_nats.url)
+    yield broker
+    await broker.close()
+
+
+async def echo(broker: Broker, subject: str) -> None:
+    async def answer(message: Msg) -> None:
+        await message.respond(message.data)
+
+    await broker.subscribe(subject, answer)
+
+
+async def test_a_thousand_requests_at_once_get_their_own_answers(nats: Broker, account: str):
+    await echo(nats, f"echo.{account}")
+    answers = await asyncio.gather(*(nats.request(f"echo.{account}", b"%d" % n) for n in range(1000)))
+    assert [int(answer.data) for answer in answers] == list(range(1000))
+
+
+async def test_headers_travel_with_a_request(nats: Broker, account: str):
+    await echo(nats, f"echo.{account}")
+    answer = await nats.request(f"echo.{account}", headers={"ts-actor": "user:ada"})
+    assert answer.headers == {"ts-actor": "user:ada"}
+
+
+async def test_nobody_there_is_told_at_once(nats: Broker, account: str):
+    with pytest.raises(NoResponders):
+        await nats.request(f"nobody.{account}", timeout=30)
+
+
+async def test_silence_ends_in_a_timeout_and_a_late_answer_harms_nobody(nats: Broker, account: str):
+    asked: list[Msg] = []
+
+    async def keep(message: Msg) -> None:
+        asked.append(message)
+
+    await nats.subscribe(f"late.{account}", keep)
+    with pytest.raises(BrokerTimeout, match=r"late.* 0\.05 s"):
+        await nats.request(f"late.{account}", timeout=0.05)
+    await echo(nats, f"echo.{account}")
+    pending = asyncio.ensure_future(nats.request(f"echo.{account}", b"mine"))
+    await asked[0].respond(b"late")
+    assert (await pending).data == b"mine"
+
+
+async def test_a_refusal_of_the_api_carries_its_codes(nats: Broker):
+    with pytest.raises(BrokerError, match="stream not found") as caught:
+        await nats.api("STREAM.INFO.NOWHERE")
+    assert (caught.value.code, caught.value.err_code) == (404, 10059)
+
+
+async def test_closing_fails_whoever_waits(broker: Broker, own_nats: NatsServer):
+    async def nothing(message: Msg) -> None: ...
+
+    await broker.subscribe("quiet", nothing)
+    pending = asyncio.ensure_future(broker.request("quiet", timeout=30))
+    await asyncio.sleep(0)
+    await broker.close()
+    with pytest.raises(BrokerClosed):
+        await pending
+    with pytest.raises(BrokerClosed):
+        await broker.request("quiet")
+    with pytest.raises(BrokerClosed):
+        await broker.publish("quiet")
+
+
+async def test_a_killed_server_fails_requests_at_once_and_is_found_again(broker: Broker, own_nats: NatsServer):
+    heard: list[bytes] = []
+    reconnects: list[int] = []
+
+    async def hear(message: Msg) -> None:
+        heard.append(message.data)
+
+    await broker.subscribe("topic", hear)
+    broker.on_reconnect(lambda: reconnects.append(1))
+    remove = broker.on_reconnect(lambda: reconnects.append(1000))
+    remove()
+    pending = asyncio.ensure_future(broker.request("topic", timeout=300))
+    await eventually(lambda: heard)
+    own_nats.kill()
+    with pytest.raises(BrokerTimeout, match="connection was lost"):
+        await asyncio.wait_for(pending, 10)
+    await own_nats.start()
+    await eventually(lambda: reconnects == [1])
+    await broker.publish("topic", b"after")
+    await eventually(lambda: b"after" in heard)
+
+
+async def test_what_was_asked_while_the_server_was_away_is_answered(broker: Broker, own_nats: NatsServer):
+    own_nats.kill()
+    await eventually(lambda: not broker.nc.is_connected)
+    pending = asyncio.ensure_future(broker.api("INFO", timeout=20))
+    await own_nats.start()
+    assert (await pending)["streams"] == 0
+
+
+async def test_a_full_send_buffer_is_an_error_not_a_hang(broker: Broker, own_nats: NatsServer):
+    own_nats.kill()
+    await eventually(lambda: not broker.nc.is_connected)
+    with pytest.raises(BrokerTimeout, match="outbound buffer"):
+        await _flood(broker)
+
+
+@pytest.mark.parametrize("poison", [b"PUB void 999999999\r\n", b"THIS IS NO PROTOCOL\r\n"])
+async def test_an_error_of_the_server_does_not_close_the_connection_for_good(broker: Broker, poison: bytes):
+    reconnects: list[int] = []
+    broker.on_reconnect(lambda: reconnects.append(1))
+    broker.nc._transport.write(poison)  # the server answers -ERR and hangs up
+    await eventually(lambda: reconnects)
+    assert await broker.api("INFO")
+
+
+async def test_a_fault_in_the_reader_does_not_leave_the_connection_deaf(broker: Broker, monkeypatch):
+    reconnects: list[int] = []
+    broker.on_reconnect(lambda: reconnects.append(1))
+
+    async def fail(data: bytes) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("a fault in the parser")
+
+    monkeypatch.setattr(broker.nc._ps, "parse", fail)
+    await broker.publish("void")
+    await broker.nc._send_ping()
+    await eventually(lambda: reconnects)
+    assert await broker.api("INFO")
+
+
+async def test_a_fault_while_reconnecting_does_not_end_it(broker: Broker, own_nats: NatsServer, monkeypatch):
+    reconnects: list[int] = []
+    broker.on_reconnect(lambda: reconnects.append(1))
+
+    async def fail(server: object) -> None:
+        monkeypatch.undo()
+        raise AssertionError("a fault in the client")
+
+    monkeypatch.setattr(broker.nc, "_process_connect_init", lambda: fail(None))
+    own_nats.kill()
+    await own_nats.start()
+    await eventually(lambda: reconnects)
+
+
+async def test_a_frozen_server_is_noticed_and_closing_does_not_wait_for_it(own_nats: NatsServer):
+    broker = await connect(own_nats.url, ping=0.2)
+    freeze(own_nats)
+    pending = asyncio.ensure_future(broker.api("INFO", timeout=300))
+    with pytest.raises(BrokerTimeout, match="connection was lost"):
+        await asyncio.wait_for(pending, 20)
+    thaw(own_nats)
+    assert await broker.api("INFO", timeout=20)
+    freeze(own_nats)
+    flood = asyncio.ensure_future(_flood(broker))
+    await asyncio.sleep(0)
+    started = time.monotonic()
+    await broker.close()
+    assert time.monotonic() - started < 6
+    flood.cancel()
+    await asyncio.gather(flood, return_exceptions=True)
+
+
+async def _flood(broker: Broker) -> None:
+    for _ in range(200):
+        await broker.publish("void", bytes(100_000))
+
+
+async def test_no_server_is_a_timeout_and_a_late_one_is_found(own_nats: NatsServer):
+    await own_nats.stop()
+    with pytest.raises(BrokerTimeout, match=r"127\.0\.0\.1.*no server answers"):
+        await Broker.connect(own_nats.url, name="test", monotonic=time.monotonic, timeout=0.3)
+    waiting = asyncio.ensure_future(connect(own_nats.url))
+    await own_nats.start()
+    await (await waiting).close()
+
+
+class TestPermissions:
+    @pytest.fixture
+    async def server(self, tmp_path: Path) -> AsyncIterator[NatsServer]:
+        server = NatsServer(tmp_path / "secured", config=ACCOUNTS)
+        await server.start()
+        yield server
+        await server.stop()
+
+    async def test_a_wrong_password_is_refused_at_once_and_not_shown(self, server: NatsServer):
+        with pytest.raises(BrokerDenied, match=r"(?i)authorization") as caught:
+            await connect(server.url, user="all", password="wr0ng-one")
+        assert "wr0ng-one" not in str(caught.value)
+
+    async def test_a_refused_request_fails_at_once(self, server: NatsServer):
+        broker = await connect(server.url, user="some", password="secret")
+        started = time.monotonic()
+        with pytest.raises(BrokerDenied, match="Forbidden"):
+            await broker.request("Forbidden.Thing", timeout=30)
+        assert time.monotonic() - started < 5
+        assert broker.denied == 1
+        with pytest.raises(NoResponders):
+            await broker.request("Allowed.thing")
+        await broker.close()
+
+    async def test_a_refused_subscription_is_counted(self, server: NatsServer):
+        broker = await connect(server.url, user="some", password="secret")
+
+        async def nothing(message: Msg) -> None: ...
+
+        await broker.subscribe("forbidden", nothing)
+        await eventually(lambda: broker.denied == 1)
+        await broker.close()
+
+    async def test_reconnecting_goes_on_when_the_user_is_gone_for_a_while(self, server: NatsServer):
+        broker = await connect(server.url, user="all", password="secret")
+        reconnects: list[int] = []
+        broker.on_reconnect(lambda: reconnects.append(1))
+        server.kill()
+        server._config = ACCOUNTS.replace('"all"', '"nobody"')
+        await server.start()
+        await eventually(lambda: "authorization" in broker.faststream.trouble.lower())
+        server.kill()
+        server._config = ACCOUNTS
+        await server.start()
+        await eventually(lambda: reconnects)
+        await broker.close()
+
+
+async def test_a_subscription_that_is_too_slow_says_so(broker: Broker):
+    slow: list[str] = []
+    gate = asyncio.Event()
+
+    async def wait(message: Msg) -> None:
+        await gate.wait()
+
+    broker.on_slow(slow.append)
+    subscription = await broker.subscribe("flood", wait)
+    subscription._pending_bytes_limit = 1000
+    for _ in range(5):
+        await broker.publish("flood", bytes(400))
+    await eventually(lambda: slow)
+    assert set(slow) == {"flood"}
+    assert broker.dropped == len(slow)
+    gate.set()
+
+
+async def test_a_faststream_application_shares_the_connection(broker: Broker, own_nats: NatsServer):
+    app = FastStream(broker.faststream)
+    heard: list[bytes] = []
+
+    @broker.faststream.subscriber("jobs")
+    async def handle(body: bytes) -> bytes:
+        heard.append(body)
+        return body.upper()
+
+    await app.start()
+    assert (await broker.request("jobs", b"one")).data == b"ONE"
+    own_nats.kill()
+    await own_nats.start()
+    await eventually(lambda: broker.nc.is_connected)
+    assert (await broker.request("jobs", b"two")).data == b"TWO"
+    await app.stop()
+    with pytest.raises(NoResponders):
+        await broker.request("jobs", b"three")
+    assert await broker.api("INFO"), "the application's end is not the connection's"
+    await app.start()
+    assert (await broker.request("jobs", b"four")).data == b"FOUR"
+    await app.stop()
+    assert heard == [b"one", b"two", b"four"]
+
+
+async def test_a_handler_that_fails_is_logged(broker: Broker, caplog: pytest.LogCaptureFixture):
+    @broker.faststream.subscriber("jobs")
+    async def handle(body: bytes) -> None:
+        raise ValueError("broken handler")
+
+    await broker.faststream.start()
+    await broker.publish("jobs", b"")
+    await eventually(lambda: "broken handler" in caplog.text)
+    await broker.faststream.stop()
