@@ -98,6 +98,8 @@ def projector() -> int:
 def started(**given: object) -> Settings:
     """The effective settings of a service that starts, its logs set up by them. Raises `SettingsError`."""
     settings = settings_file.load(**given)
+    if settings.modules and os.getcwd() not in sys.path:  # they may lie where we are started, as with `python -m`
+        sys.path.insert(0, os.getcwd())
     people = "log_format" not in settings.model_fields_set and sys.stderr.isatty()
     configure(level=settings.log_level, format="console" if people else settings.log_format)
     for name in settings_file.unknown(os.environ):

@@ -147,3 +147,20 @@ def test_variables_that_name_no_setting_are_found() -> None:
         "HOME": "/",
     }
     assert unknown(environ) == ["TURNSTREAM_API_PORT", "TURNSTREAM_LEESE"]
+
+
+def test_the_readme_lists_every_setting() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    shown = readme.split("<!-- settings -->")[1].split("<!-- /settings -->")[0].strip()
+    assert shown == _table(), "put this between the markers:\n" + _table()
+
+
+def _table() -> str:
+    rows = ["| variable | default | what |", "|---|---|---|"]
+    defaults = explain(load(), {}, {})
+    for row in defaults:
+        value = "" if row.value in (None, "", {}, ()) else row.value
+        text = ",".join(value) if isinstance(value, tuple) else str(value)
+        shown = f"`{text}`" if text else ""
+        rows.append(f"| `TURNSTREAM_{row.name.upper()}` | {shown} | {row.description} |")
+    return "\n".join(rows)
