@@ -3,10 +3,10 @@
 Pure but for the loading of the rows that are there already. Projector, rebuild and fsck all fold through here.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from turnstream.ids import SessionKey
-from turnstream.session.events import MessagePosted, Recorded
+from turnstream.session.events import MessagePosted, MessageWithdrawn, Recorded
 from turnstream.views import history, runs, sessions, steps
 from turnstream.views.rows import Values
 
@@ -61,60 +61,62 @@ class Batch:
     @staticmethod
     def sessions_of(events: Iterable[Recorded]) -> set[str]:
         """Keys of the sessions that were there before the batch."""
-        fresh: set[SessionKey] = set()
-        known: set[SessionKey] = set()
+        fresh: set[str] = set()
+        known: set[str] = set()
         for recorded in events:
             key = recorded.event.key
+            name = f"{key.account}/{key.session}"
             if recorded.previous == 0:
-                fresh.add(key)
-            elif key not in fresh:
-                known.add(key)
-        return {str(key) for key in known}
+                fresh.add(name)
+            elif name not in fresh:
+                known.add(name)
+        return known
 
     def runs_of(self, events: Iterable[Recorded]) -> set[str]:
         """Keys of the runs that the events concern; the sessions' rows are in place."""
         wanted: set[str] = set()
         fresh: set[str] = set()
         for recorded in events:
-            key = recorded.event.key
-            session = self.sessions.get(str(key), sessions.NEW)
-            n = runs.concerns(recorded, session)
-            if n is None:
-                continue
-            run = runs.key_of(key, n)
-            if isinstance(recorded.event.data, MessagePosted):
-                fresh.add(run)
-            elif run not in fresh:
-                wanted.add(run)
+            key, data = recorded.event.key, recorded.event.data
+            if isinstance(data, MessageWithdrawn):
+                session = self.sessions.get(f"{key.account}/{key.session}", sessions.NEW)
+            else:
+                session = sessions.NEW
+            n = runs.concerns(data, session)
+            if n is not None:
+                run = f"{key.account}/{key.session}.{n}"
+                if isinstance(data, MessagePosted):
+                    fresh.add(run)
+                elif run not in fresh:
+                    wanted.add(run)
         return wanted
 
-    def fold(self, events: Sequence[Recorded]) -> None:
+    def fold(self, events: Iterable[Recorded]) -> None:
         for recorded in events:
-            self._fold(recorded)
+            key = recorded.event.key
+            name = f"{key.account}/{key.session}"
+            before = self.sessions.get(name, sessions.NEW) if recorded.previous else sessions.NEW
+            if before.seq and not before.one_shot:
+                self.moves.append((recorded.seq, key.account, key.session, before.seq, before.updated_at))
+            self.sessions[name] = sessions.fold(before, recorded)
+            self.touched[name] = key
+            n = runs.concerns(recorded.event.data, before)
+            run = None if n is None else self._fold_run(f"{name}.{n}", recorded)
+            if item := history.fold(recorded, run):
+                self.items[name, item[0]] = item[1]
 
-    def _fold(self, recorded: Recorded) -> None:
-        key = recorded.event.key
-        name = str(key)
-        before = self.sessions.get(name, sessions.NEW) if recorded.previous else sessions.NEW
-        if before.seq and not before.one_shot:
-            self.moves.append(sessions.move(key, before, recorded))
-        self.sessions[name] = sessions.fold(before, recorded)
-        self.touched[name] = key
-        n = runs.concerns(recorded, before)
-        run = None
-        if n is not None:
-            run_name = runs.key_of(key, n)
-            run = self.runs.get(run_name)
-            after = runs.fold(run, recorded)
-            if after is not run:
-                self.runs[run_name] = after
-                self.changed[run_name] = key
-                if said := runs.output(recorded):
-                    self.outputs[run_name] = said
-            if step := steps.fold(recorded, run):
-                self.steps.append((run_name, step))
-        if item := history.fold(recorded, run):
-            self.items[name, item[0]] = item[1]
+    def _fold_run(self, name: str, recorded: Recorded) -> runs.Row | None:
+        """The run's row before the event."""
+        before = self.runs.get(name)
+        after = runs.fold(before, recorded)
+        if after is not before:
+            self.runs[name] = after
+            self.changed[name] = recorded.event.key
+            if said := runs.output(recorded):
+                self.outputs[name] = said
+            if step := steps.fold(recorded, before):
+                self.steps.append((name, step))
+        return before
 
     # --- what has to be written ---------------------------------------------------------------------------------
 

@@ -247,7 +247,7 @@ def is_missing_table(error: DBAPIError) -> bool:
 
 
 @contextlib.contextmanager
-def _errors():
+def _errors() -> Generator[None]:
     try:
         yield
     except (SQLAlchemyError, OSError, TimeoutError) as error:

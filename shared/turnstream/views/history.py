@@ -34,14 +34,14 @@ PAGE = 50
 PAGE_MAX = 200
 
 
-class _Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """`time` is the broker's, in milliseconds."""
 
     seq: int
     time: int
 
 
-class Message(_Item, frozen=True, kw_only=True, tag="message"):
+class Message(_Item, frozen=True, kw_only=True, tag="message", gc=False):
     """Something said. `run` is the run that it starts, if any."""
 
     message_id: str
@@ -51,7 +51,7 @@ class Message(_Item, frozen=True, kw_only=True, tag="message"):
     run: str | None = None
 
 
-class Reply(_Item, frozen=True, kw_only=True, tag="reply"):
+class Reply(_Item, frozen=True, kw_only=True, tag="reply", gc=False):
     """What the agent said in one step; its reasoning apart. The last reply of a run carries the run's end in
     `status`."""
 
@@ -70,7 +70,7 @@ class Reply(_Item, frozen=True, kw_only=True, tag="reply"):
     note: str = ""
 
 
-class ToolResult(_Item, frozen=True, kw_only=True, tag="tool_result"):
+class ToolResult(_Item, frozen=True, kw_only=True, tag="tool_result", gc=False):
     """The result of the call `call_id` of the reply before it."""
 
     run: str

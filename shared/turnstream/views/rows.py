@@ -8,8 +8,10 @@ Several rows go into one statement, not into `executemany`: SQLite's driver lets
 statement, and in a process that is busy otherwise it has to wait for the lock each time.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 
 from sqlalchemy import BindParameter, Dialect, String, Table, bindparam, select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -19,8 +21,13 @@ Value = str | int | None
 Values = tuple[Value, ...]
 """The values of one row, in the order of the table's columns."""
 
-SIZES = (128, 32, 8, 1)
+SIZES = (1024, 256, 64, 16, 4, 1)
 """How many rows a statement may have: few numbers, so that every statement is prepared once."""
+KEYS = SIZES[1:]
+"""How many keys a statement may look for."""
+
+_VALUES = re.compile(r"(.* VALUES )(\(.*\))( ON CONFLICT .*)", re.DOTALL)
+_NUMBERED = re.compile(r"\$([0-9]+)")
 
 
 def text() -> String:
@@ -28,29 +35,46 @@ def text() -> String:
     return String().with_variant(String(collation="C"), "postgresql")
 
 
-def chunks(count: int) -> Iterator[tuple[int, int]]:
+def chunks(count: int, sizes: Sequence[int] = SIZES) -> Iterator[tuple[int, int]]:
     """Start and length of the statements that `count` rows are split into."""
     start = 0
-    for size in SIZES:
+    for size in sizes:
         while count - start >= size:
             yield start, size
             start += size
 
 
-@lru_cache(maxsize=512)
-def _upsert(dialect: Dialect, table: Table, rows: int) -> str:
+@lru_cache(maxsize=64)
+def _upsert_one(dialect: Dialect, table: Table) -> tuple[str, str, str]:
+    """The statement for one row: what comes before its values, these, what comes behind."""
     keys = [column.name for column in table.primary_key]
     insert = postgresql.insert(table) if dialect.name == "postgresql" else sqlite.insert(table)
     names = table.columns.keys()
-    statement = insert.values([{name: bindparam(f"{name}_{row}") for name in names} for row in range(rows)])
-    rest = {name: statement.excluded[name] for name in names if name not in keys}
-    return str(statement.on_conflict_do_update(index_elements=keys, set_=rest).compile(dialect=dialect))
+    rest = {name: insert.excluded[name] for name in names if name not in keys}
+    statement = insert.values({name: bindparam(name) for name in names})
+    whole = str(statement.on_conflict_do_update(index_elements=keys, set_=rest).compile(dialect=dialect))
+    match = _VALUES.fullmatch(whole)
+    assert match, "an INSERT has values"
+    return match[1], match[2], match[3]
+
+
+@lru_cache(maxsize=512)
+def _upsert(dialect: Dialect, table: Table, rows: int) -> str:
+    """The statement for so many rows. SQLAlchemy takes 0.1 s to compile a thousand of them; PostgreSQL's parameters are
+    numbered, so each row's have to count on."""
+    head, values, tail = _upsert_one(dialect, table)
+    width = len(table.columns)
+
+    def numbered(row: int) -> str:
+        return _NUMBERED.sub(lambda match: f"${int(match[1]) + row * width}", values)
+
+    return head + ", ".join(numbered(row) for row in range(rows)) + tail
 
 
 async def upsert(connection: AsyncConnection, table: Table, rows: Sequence[Values]) -> None:
     """Inserts these rows, or overwrites the ones that are there. No key may occur twice."""
     for start, size in chunks(len(rows)):
-        values = tuple(value for row in rows[start : start + size] for value in row)
+        values = tuple(chain.from_iterable(rows[start : start + size]))
         await connection.exec_driver_sql(_upsert(connection.dialect, table, size), values)
 
 
@@ -61,11 +85,11 @@ def _bodies(dialect: Dialect, table: Table, keys: int) -> str:
     return str(statement.compile(dialect=dialect))
 
 
-async def bodies(connection: AsyncConnection, table: Table, keys: Sequence[str]) -> list[Sequence[str]]:
+async def bodies(connection: AsyncConnection, table: Table, keys: Sequence[str]) -> list[tuple[str, str]]:
     """Key and document of the rows with these keys, as far as they exist."""
-    found: list[Sequence[str]] = []
-    for start, size in chunks(len(keys)):
+    found: list[tuple[str, str]] = []
+    for start, size in chunks(len(keys), KEYS):
         sql = _bodies(connection.dialect, table, size)
         result = await connection.exec_driver_sql(sql, tuple(keys[start : start + size]))
-        found += result.tuples().all()
+        found += [(row.key, row.body) for row in result]
     return found

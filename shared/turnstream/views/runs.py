@@ -15,6 +15,7 @@ from turnstream.ids import SessionKey, parse_run_id, run_id
 from turnstream.session.events import (
     Blob,
     Error,
+    Fact,
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
@@ -43,7 +44,7 @@ PAGE = 50
 PAGE_MAX = 200
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One start of the run by a runner. `ended_at` is when it was known to be over: the next start, a release, the
     end."""
 
@@ -54,13 +55,13 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended_at: int | None = None
 
 
-class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
+class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     by: str
     reason: str
     at: int
 
 
-class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The final answer. What is too large for an event is in `blob`; `content` then holds its head."""
 
     content: str = ""
@@ -112,7 +113,7 @@ class RunPage(msgspec.Struct, frozen=True):
 # --- the row ------------------------------------------------------------------------------------------------------
 
 
-class OpenCall(msgspec.Struct, frozen=True, array_like=True):
+class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A tool call that has no result yet. `asked_at`: when the model asked for it; `started_at` 0: not stored."""
 
     id: str
@@ -122,7 +123,7 @@ class OpenCall(msgspec.Struct, frozen=True, array_like=True):
     started_at: int = 0
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What the fold keeps of a run."""
 
     n: int
@@ -161,24 +162,19 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return next((call for call in self.open_calls if call.id == call_id), None)
 
 
-def concerns(recorded: Recorded, session: sessions.Row) -> int | None:
-    """The run that this event is about; `session` is the session's row before it."""
-    data = recorded.event.data
+def concerns(data: Fact | Unknown, session: sessions.Row) -> int | None:
+    """The run that this fact is about; `session` is the session's row before it."""
     match data:
         case MessagePosted():
             routing = data.starts or data.queued
             return routing.run if routing else None
+        case SessionOpened() | SessionUpdated() | Unknown():
+            return None
         case MessageWithdrawn():
             run = session.queued_for(data.message_id)
             return run.n if run else None
-        case SessionOpened() | SessionUpdated() | Unknown():
-            return None
-        case (
-            RunStarted() | RunReleased() | ModelReplied() | ToolStarted() | ToolReturned() | RunCancelRequested()
-        ) | RunEnded():
-            return data.run
         case _:
-            assert_never(data)
+            return data.run
 
 
 def fold(row: Row | None, recorded: Recorded) -> Row | None:

@@ -19,6 +19,7 @@ from sqlalchemy import BigInteger, Column, Index, MetaData, Select, SmallInteger
 from turnstream.ids import SessionKey, is_session
 from turnstream.session.commands import DEFAULT_AGENT
 from turnstream.session.events import (
+    Fact,
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
@@ -86,7 +87,7 @@ class SessionPage(msgspec.Struct, frozen=True):
 # --- the row ------------------------------------------------------------------------------------------------------
 
 
-class Live(msgspec.Struct, frozen=True, array_like=True):
+class Live(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A run that has not ended."""
 
     n: int
@@ -95,7 +96,7 @@ class Live(msgspec.Struct, frozen=True, array_like=True):
     message_id: str
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What the fold keeps of a session. `seq` 0: not folded yet."""
 
     seq: int = 0
@@ -120,7 +121,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return running or min(self.live, key=lambda run: (run.attempt == 0, run.n), default=None)
 
     def find(self, n: int) -> Live | None:
-        return next((run for run in self.live if run.n == n), None)
+        for run in self.live:
+            if run.n == n:
+                return run
+        return None
 
     def queued_for(self, message_id: str) -> Live | None:
         """The run that this message waits for, if it can still be withdrawn."""
@@ -134,39 +138,41 @@ NEW = Row()
 def fold(row: Row, recorded: Recorded) -> Row:
     """The session's row after this event. Follows `turnstream.session.state.evolve` in what it takes and what it
     ignores."""
-    data = recorded.event.data
-    changes: dict[str, object] = {}
+    changes = _changes(row, recorded.event.data)
+    changes["seq"] = recorded.seq
+    # A new leader's clock may be behind the old one's: a session never moves backwards for that.
+    if recorded.time > row.updated_at:
+        changes["updated_at"] = recorded.time
+    if not row.created_at:
+        changes["created_at"] = recorded.time
+    return msgspec.structs.replace(row, **changes)
+
+
+def _changes(row: Row, data: Fact | Unknown) -> dict[str, object]:
     match data:
         case MessagePosted():
-            changes = _posted(row, data)
+            return _posted(row, data)
         case RunStarted():
             if (run := row.find(data.run)) and has_edge(run.status, "run.started", "running"):
-                changes = {"live": _with(row, Live(run.n, "running", data.attempt, run.message_id))}
+                return {"live": _with(row, Live(run.n, "running", data.attempt, run.message_id))}
         case RunEnded():
             if (run := row.find(data.run)) and has_edge(run.status, "run.ended", data.status):
-                changes = {"live": _without(row, run), "last_end": data.status}
+                return {"live": _without(row, run), "last_end": data.status}
         case ModelReplied() | ToolStarted() | ToolReturned() | RunCancelRequested() | Unknown():
             pass
         case SessionOpened():
-            changes = _opened(data)
+            return _opened(data)
         case SessionUpdated():
-            changes = _updated(row, data)
+            return _updated(row, data)
         case MessageWithdrawn():
             if run := row.queued_for(data.message_id):
-                changes = {"live": _without(row, run), "last_end": "cancelled"}
+                return {"live": _without(row, run), "last_end": "cancelled"}
         case RunReleased():
             if (run := row.find(data.run)) and run.attempt == data.attempt:
-                changes = {"live": _with(row, Live(run.n, "queued", run.attempt, run.message_id))}
+                return {"live": _with(row, Live(run.n, "queued", run.attempt, run.message_id))}
         case _:
             assert_never(data)
-    # A new leader's clock may be behind the old one's: a session never moves backwards for that.
-    return msgspec.structs.replace(
-        row,
-        seq=recorded.seq,
-        created_at=row.created_at or recorded.time,
-        updated_at=max(row.updated_at, recorded.time),
-        **changes,
-    )
+    return {}
 
 
 def _posted(row: Row, data: MessagePosted) -> dict[str, object]:
@@ -207,18 +213,22 @@ def _updated(row: Row, data: SessionUpdated) -> dict[str, object]:
 
 def _derived(data: MessagePosted) -> str:
     """The first text, its white space made single blanks, cut between characters."""
-    first = next((part.text for part in data.content if part.text.strip()), "")
-    return " ".join(first[: 16 * TITLE].split())[:TITLE].rstrip()
+    for part in data.content:
+        if words := part.text[: 16 * TITLE].split():
+            return " ".join(words)[:TITLE].rstrip()
+    return ""
 
 
 def _with(row: Row, run: Live) -> tuple[Live, ...]:
     if row.find(run.n) is None:
         return (*row.live, run)
+    if len(row.live) == 1:
+        return (run,)
     return tuple(run if other.n == run.n else other for other in row.live)
 
 
 def _without(row: Row, run: Live) -> tuple[Live, ...]:
-    return tuple(other for other in row.live if other.n != run.n)
+    return () if len(row.live) == 1 else tuple(other for other in row.live if other.n != run.n)
 
 
 # --- the tables ---------------------------------------------------------------------------------------------------
@@ -275,10 +285,6 @@ def values(key: SessionKey, row: Row) -> Values:
         _folded(row.title),
         _encoder.encode(row).decode(),
     )
-
-
-def move(key: SessionKey, before: Row, recorded: Recorded) -> Values:
-    return (recorded.seq, key.account, key.session, before.seq, before.updated_at)
 
 
 def parse(body: str) -> Row:

@@ -19,7 +19,7 @@ from turnstream.views.rows import Values, text
 StepStatus = Literal["running"] | ToolStatus | EndStatus
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A model call or a tool. Times are milliseconds since the epoch, by the broker's clock: `ended_at` is when its
     event was stored, `began_at` that less the duration that the runner measured. `seq` 0: it is going on."""
 
