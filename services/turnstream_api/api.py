@@ -1,0 +1,149 @@
+"""What the operations work with, and who asks. Not how a request comes in (`http.py`, `nats.py`)."""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import msgspec
+
+from turnstream import ids, subjects
+from turnstream.broker.connection import Broker
+from turnstream.ids import SessionKey
+from turnstream.log.base import Log
+from turnstream.log.handle import Handled, Sessions
+from turnstream.session.commands import Command, Origin
+from turnstream.session.events import Spec
+from turnstream.settings import Settings
+from turnstream.views.database import Database
+from turnstream_api.errors import Problem
+from turnstream_api.frames import Filter
+from turnstream_api.hub import Hub
+
+KEY_MAX = 255
+"""Characters of an idempotency key."""
+
+Entrance = Literal["http", "nats", "inbox"]
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks, and what the request says about itself beside its content."""
+
+    account: str
+    actor: str
+    key_id: str = ""
+    """Of the API key; empty where there is none."""
+    idempotency_key: str | None = None
+    expected_seq: int | None = None
+    """From `If-Match`."""
+    traceparent: str | None = None
+    streams: bool = False
+    """The caller wants server-sent events."""
+    last_event_id: int | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operation answers: its body as a struct or as JSON, its status, and the sequence it reflects or made."""
+
+    body: msgspec.Struct | msgspec.Raw
+    status: int = 200
+    seq: int | None = None
+    replayed: bool = False
+
+
+class Stream(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer that goes on: the session's feed behind a sequence. `first` is sent before everything else."""
+
+    key: SessionKey
+    after: int
+    filter: Filter
+    first: bytes = b""
+    over: bool = False
+    """Nothing can follow `first`."""
+
+
+class Api:
+    """One process's hands. `specs`: what a run of each known agent carries out; `now`: the broker's time in
+    milliseconds."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        log: Log,
+        sessions: Sessions,
+        hub: Hub,
+        views: Database,
+        specs: Mapping[str, Spec],
+        now: Callable[[], int],
+        broker: Broker | None = None,
+        random: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self.settings = settings
+        self.log = log
+        self.sessions = sessions
+        self.hub = hub
+        self.views = views
+        self.specs = specs
+        self.now = now
+        self.broker = broker
+        self._random = random
+
+    def new_id(self) -> str:
+        return ids.uuid7(self.now(), self._random(10))
+
+    async def last_seq(self) -> int:
+        """Sequence of the newest event of all sessions. Raises `BrokerFault`."""
+        if self.broker is None:
+            return 2**53
+        info = await self.broker.api(f"STREAM.INFO.{subjects.SESSIONS}")
+        return msgspec.convert(info["state"], _StreamState).last_seq
+
+    def origin(
+        self,
+        caller: Caller,
+        key: SessionKey,
+        operation: str,
+        body: msgspec.Struct,
+        *,
+        expected_seq: int | None = None,
+        key_of_body: str | None = None,
+    ) -> Origin:
+        """Who asks for a write, and how a repeat is recognised: by the request's idempotency key, else by what the body
+        itself names (`key_of_body`, a message id). Without either every try is its own command."""
+        given = caller.idempotency_key
+        name = f"key\x1f{given}" if given is not None else f"id\x1f{key_of_body}" if key_of_body is not None else None
+        if caller.expected_seq is not None and expected_seq not in (None, caller.expected_seq):
+            raise Problem("invalid", "If-Match and expected_seq name different sequences", field="expected_seq")
+        digest = body_digest = None
+        if name is None:
+            command = self.new_id()
+        else:
+            digest = ids.digest(f"{operation}\x1f{name}".encode())
+            body_digest = ids.digest(_canonical.encode(body))
+            command = ids.derive(key.account, key.session, digest, body_digest)
+        return Origin(
+            id=command,
+            actor=caller.actor,
+            time=self.now(),
+            idempotency_key=digest,
+            body_digest=body_digest,
+            expected_seq=caller.expected_seq if expected_seq is None else expected_seq,
+            correlation=command,
+            traceparent=caller.traceparent,
+        )
+
+    def made_id(self, caller: Caller, operation: str, what: str) -> str:
+        """An id that we make: derived from the idempotency key, so that a repeat makes the same one."""
+        if caller.idempotency_key is None:
+            return self.new_id()
+        return ids.derive(caller.account, operation, what, caller.idempotency_key)
+
+    async def handle(self, key: SessionKey, command: Command, *, fresh: bool = False) -> Handled:
+        return await self.sessions.handle(key, command, fresh=fresh)
+
+
+class _StreamState(msgspec.Struct):
+    last_seq: int
+
+
+_canonical = msgspec.json.Encoder(order="sorted")

@@ -1,0 +1,249 @@
+"""The API service: wires log, views, feeds and entrances together, serves until it is told to stop.
+
+At the end streams say good-bye first; then no new request is taken; then what is being worked on is waited for.
+"""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+import uvicorn
+from faststream import FastStream
+from starlette.types import ASGIApp
+
+from turnstream import agents, subjects
+from turnstream.broker.connection import Broker
+from turnstream.broker.declare import declare
+from turnstream.ids import SessionKey
+from turnstream.log.feed import Feed
+from turnstream.log.handle import Sessions
+from turnstream.log.jetstream import JetStreamLog
+from turnstream.session.events import Spec
+from turnstream.settings import Settings
+from turnstream.telemetry import metrics
+from turnstream.views.database import Database
+from turnstream.wire.inbox import Inbox
+from turnstream.wire.live import Live
+from turnstream_api import nats
+from turnstream_api.api import Api
+from turnstream_api.http import application
+from turnstream_api.hub import Hub
+from turnstream_api.inbox import Postbox
+from turnstream_api.keys import Keys
+from turnstream_api.openapi import asyncapi, openapi
+from turnstream_api.pages import pages
+
+T = TypeVar("T")
+
+SESSIONS_MAX = 20_000
+"""Folds that one process keeps."""
+GRACE = 5.0
+"""Seconds that requests which are being worked on get at the end."""
+SILENT_PEER = 30_000
+"""Milliseconds after which a peer that takes none of what was sent to it is cut off."""
+
+
+async def serve(settings: Settings, *, stop: asyncio.Event, ready: Callable[[], None] | None = None) -> None:
+    """Runs until `stop` is set; calls `ready` once requests are answered.
+
+    Raises `AgentsError` for definitions that cannot be used, `BrokerFault` where streams cannot be made as declared,
+    `OSError` where the port cannot be had.
+    """
+    specs = _specs(settings)
+    async with contextlib.AsyncExitStack() as stack:
+        broker = await _unless(stop, _connect(settings))
+        if broker is None:
+            return
+        stack.push_async_callback(broker.close)
+        if await _unless(stop, _declare(broker, settings)) is None:
+            return
+        database = Database(settings.database)
+        stack.push_async_callback(database.close)
+        api = assemble(settings, broker, database, specs)
+        keys = Keys(settings.account)
+        keys.listen(lambda: api.hub.expel(keys.valid))
+        await _work(settings, broker, api, keys, stop, ready)
+
+
+def assemble(settings: Settings, broker: Broker, database: Database, specs: dict[str, Spec]) -> Api:
+    """The operations' hands, on a real broker."""
+    journal = JetStreamLog(broker, append_timeout=settings.append_timeout)
+    sessions = Sessions(
+        journal,
+        now=broker.clock.now,
+        capacity=SESSIONS_MAX,
+        on_append=_on_append,
+        on_conflict=metrics.conflicts.inc,
+    )
+
+    def follow(key: SessionKey, after: int) -> Feed:
+        return Feed(journal, key, after=after)
+
+    hub = Hub(
+        sessions,
+        follow=follow,
+        live=Live(broker),
+        heartbeat=settings.heartbeat,
+        budget=settings.listener_buffer,
+        metrics=metrics,
+    )
+    return Api(
+        settings=settings,
+        log=journal,
+        sessions=sessions,
+        hub=hub,
+        views=database,
+        specs=specs,
+        now=broker.clock.now,
+        broker=broker,
+    )
+
+
+async def _work(
+    settings: Settings,
+    broker: Broker,
+    api: Api,
+    keys: Keys,
+    stop: asyncio.Event,
+    ready: Callable[[], None] | None,
+) -> None:
+    """Answers requests and takes the inbox until `stop` is set, or until a part of it fails: then its error is
+    raised."""
+    shell = FastStream(broker.faststream, logger=None)
+    await shell.start()
+    inbox = Inbox(broker, Postbox(api).take, on_refused=metrics.inbox_refused.inc)
+    documents = {"/openapi.json": openapi(), "/asyncapi.json": asyncapi()}
+    listening = _listen(settings)
+    server = Server(application(api, keys, metrics, pages(api, keys, metrics, documents)))
+    parts = [asyncio.create_task(keys.follow(broker), name="api keys")]
+    stopped = asyncio.create_task(stop.wait())
+    entrance: nats.NatsService | None = None
+    try:
+        await _first(stopped, asyncio.create_task(keys.wait_loaded()), *parts)
+        if not stopped.done():
+            entrance = await nats.serve(broker, api, metrics)
+            parts += [
+                asyncio.create_task(inbox.run(), name="inbox"),
+                asyncio.create_task(server.serve(sockets=[listening]), name="http"),
+            ]
+            await _first(stopped, asyncio.create_task(server.wait_started()), *parts)
+            if ready and not stopped.done():
+                ready()
+            await _first(stopped, *parts)
+    finally:
+        stopped.cancel()
+        await api.hub.close()
+        server.should_exit = True
+        if entrance:
+            await entrance.stop(GRACE)
+        for part in parts:
+            if part.get_name() != "http":
+                part.cancel()
+        await asyncio.gather(*parts, return_exceptions=True)
+        listening.close()
+        await shell.stop()
+
+
+async def _first(*tasks: "asyncio.Task[object]") -> None:
+    """Waits for the first of these to end, and raises its error if it failed."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+
+
+class Server(uvicorn.Server):
+    """uvicorn on our socket; signals and the process are not its affair."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            loop="none",
+            lifespan="off",
+            ws="none",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=round(GRACE),
+        )
+        super().__init__(config)
+        self._up = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._up.set()
+
+    async def wait_started(self) -> None:
+        await self._up.wait()
+
+
+def _listen(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.http_host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # what is accepted inherits it
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_PEER)
+        listening.bind((settings.http_host, settings.http_port))
+        listening.listen(2048)
+    except OSError:
+        listening.close()
+        raise
+    listening.setblocking(False)
+    return listening
+
+
+def _specs(settings: Settings) -> dict[str, Spec]:
+    known = agents.load(
+        folder=settings.agents_dir,
+        modules=settings.modules,
+        models=settings.models,
+        default_model=settings.default_model,
+    )
+    return {agent.name: msgspec.convert(agent.pinned(), Spec) for agent in known}
+
+
+async def _connect(settings: Settings) -> Broker:
+    return await Broker.connect(
+        settings.nats_url,
+        name="turnstream-api",
+        monotonic=time.monotonic,
+        user=settings.nats_user,
+        password=settings.nats_password.get_secret_value(),
+        creds=settings.nats_creds,
+    )
+
+
+async def _declare(broker: Broker, settings: Settings) -> bool:
+    await declare(broker, replicas=settings.replicas, consumers=(subjects.INBOX_CONSUMER,))
+    return True
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What the work comes to; None if `stop` is set first."""
+    task = asyncio.create_task(work)
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        stopped.cancel()
+        task.cancel()
+
+
+def _on_append(seconds: float) -> None:
+    metrics.appends.inc()
+    metrics.append_seconds.observe(seconds)

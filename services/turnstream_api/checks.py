@@ -1,0 +1,175 @@
+"""What requests have in common, and how it is checked. Each failure names the field."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, cast
+
+import msgspec
+from msgspec import Meta
+
+from turnstream import ids
+from turnstream.agents.models import lookup
+from turnstream.ids import SessionKey
+from turnstream.session.events import Opens, PolicyData, Title, TitleSource
+from turnstream.session.policy import AVAILABLE, parse_policy
+from turnstream_api.api import Api, Caller
+from turnstream_api.errors import Problem
+
+TITLE_MAX = 64
+WAIT_MAX = 300.0
+DEPTH_MAX = 32
+"""Levels of metadata: what one reader can take apart must not be too deep for the next."""
+_AT_ONCE = 0.25
+"""Seconds before a sequence that is not shown is looked up."""
+AUTHOR = re.compile(r"(user|agent|client):[A-Za-z0-9._@:+-]{1,64}")
+"""Who may be named as an author or an actor from outside."""
+
+Policy = Annotated[
+    dict[str, object],
+    Meta(
+        description="What the session does where designs differ; absent fields take the server's default.",
+        extra_json_schema={
+            "properties": {name: {"enum": list(values)} for name, values in AVAILABLE.items()},
+            "additionalProperties": False,
+        },
+    ),
+]
+Metadata = Annotated[dict[str, object], Meta(description="Anything of yours, 8 KiB as JSON at most.")]
+OnBusy = Annotated[
+    str,
+    Meta(
+        description="What happens if a run is live; absent: the session's policy.",
+        extra_json_schema={"enum": list(AVAILABLE["on_busy"])},
+    ),
+]
+TitleText = Annotated[str, Meta(min_length=1, max_length=TITLE_MAX)]
+SessionId = Annotated[
+    str, Meta(pattern=rf"^{ids.TOKEN.pattern}$", description="A new session's id must not contain `--`.")
+]
+MessageId = Annotated[str, Meta(pattern=rf"^{ids.TOKEN.pattern}$", description="Also the message's idempotency key.")]
+AgentName = Annotated[str, Meta(pattern=rf"^{ids.NAME.pattern}$")]
+ModelName = Annotated[str, Meta(min_length=1, max_length=128, description="Instead of the agent's model.")]
+Author = Annotated[str, Meta(pattern=rf"^{AUTHOR.pattern}$", description="Who says it; absent: the caller.")]
+Seq = Annotated[int, Meta(ge=0, le=2**53)]
+ExpectedSeq = Annotated[
+    int, Meta(ge=0, le=2**53, description="Refused with `session_moved` if the session's last sequence is another.")
+]
+Wait = Annotated[float, Meta(ge=0, le=WAIT_MAX, description="Seconds to wait for the run's end.")]
+Limit = Annotated[int, Meta(ge=1, le=200)]
+Cursor = Annotated[str, Meta(max_length=512, description="`next` of the page before.")]
+
+
+def session_key(caller: Caller, session: str) -> SessionKey:
+    """The session that a path names. An id that none can have is one that is not there."""
+    if not ids.is_session(session):
+        raise no_session(session)
+    return SessionKey(caller.account, session)
+
+
+def no_session(session: str) -> Problem:
+    return Problem("not_found", f"no session {session[:128]}")
+
+
+def run_key(caller: Caller, run: str) -> tuple[SessionKey, int]:
+    """The session and number of the run that a path names."""
+    parsed = ids.parse_run_id(run)
+    if parsed is None:
+        raise no_run(run)
+    session, n = parsed
+    return SessionKey(caller.account, session), n
+
+
+def no_run(run: str) -> Problem:
+    return Problem("not_found", f"no run {run[:160]}")
+
+
+def title(text: str | None, source: TitleSource) -> Title | None:
+    if text is None:
+        return None
+    if not text.strip() or "\0" in text:
+        raise Problem("invalid", "title: must not be blank or contain U+0000", field="title")
+    return Title(text=text, source=source)
+
+
+def metadata(api: Api, given: dict[str, object] | None) -> dict[str, object] | None:
+    if given is None:
+        return None
+    if _depth(given) > DEPTH_MAX:
+        raise Problem("invalid", f"metadata: nested deeper than {DEPTH_MAX} levels", field="metadata")
+    try:
+        size = len(msgspec.json.encode(given))
+    except (OverflowError, ValueError) as error:
+        raise Problem("invalid", f"metadata: {error}", field="metadata") from None
+    limit = api.settings.metadata_max
+    if size > limit:
+        raise Problem("too_large", f"metadata: {size} bytes, {limit} are allowed", field="metadata", limit=limit)
+    return given
+
+
+def _depth(value: object) -> int:
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        if depth > DEPTH_MAX:
+            break
+        below: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                below += cast("dict[str, object]", item).values()
+            elif isinstance(item, list):
+                below += cast("list[object]", item)
+        level = below
+    return depth
+
+
+def policy(given: dict[str, object] | None) -> PolicyData | None:
+    return None if given is None else parse_policy(given)
+
+
+def on_busy(given: str | None) -> PolicyData:
+    return PolicyData() if given is None else parse_policy({"on_busy": given}, where="")
+
+
+def agent(api: Api, name: str | None) -> str | None:
+    if name is not None and name not in api.specs:
+        raise Problem("agent_not_found", f"no agent {name}", field="agent")
+    return name
+
+
+def model(api: Api, name: str | None) -> str | None:
+    if name is not None:
+        try:
+            lookup(name, api.settings.models)
+        except LookupError as error:
+            raise Problem("invalid", f"model: {error}", field="model") from None
+    return name
+
+
+def opens(
+    *,
+    agent: str | None,
+    title: Title | None,
+    metadata: Mapping[str, object] | None,
+    policy: PolicyData | None,
+    on_busy: str,
+    one_shot: bool = False,
+) -> Opens:
+    """How a session is opened; the server's `on_busy` is written into it where it is not the field's own default."""
+    given = policy or PolicyData()
+    if given.on_busy is None and on_busy != "reject":
+        given = msgspec.convert({"on_busy": on_busy}, PolicyData)
+    return Opens(agent=agent, title=title, metadata=dict(metadata or {}), policy=given, one_shot=one_shot)
+
+
+async def shown(api: Api, seq: int | None) -> None:
+    """Waits until the views show this event. Raises `Problem`."""
+    timeout = api.settings.after_timeout
+    first = min(_AT_ONCE, timeout)
+    if not seq or await api.views.wait_for(seq, first):
+        return
+    if seq > (last := await api.last_seq()):
+        raise Problem(
+            "invalid", f"after: nothing has sequence {seq} yet, the last one is {last}", field="after", seq=last
+        )
+    if not await api.views.wait_for(seq, timeout - first):
+        raise Problem("projection_behind", f"the views do not show event {seq} yet", seq=seq)

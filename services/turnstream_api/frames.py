@@ -1,0 +1,118 @@
+"""Server-sent events as bytes, each made once, and what decides who gets them.
+
+A frame of an event carries its sequence as `id`; frames that are not events of the log carry none. The data is JSON on
+one line: only LF and CR end a line, so U+2028 and its like travel as they are.
+"""
+
+import msgspec
+
+from turnstream.ids import SessionKey
+from turnstream.log import codec
+from turnstream.session.events import (
+    MessagePosted,
+    MessageWithdrawn,
+    ModelReplied,
+    Recorded,
+    RunCancelRequested,
+    RunEnded,
+    RunReleased,
+    RunStarted,
+    ToolReturned,
+    ToolStarted,
+)
+from turnstream.wire.live import Delta
+
+CONTENT_TYPE = "text/event-stream"
+DELTA = "delta"
+"""The type of a frame that holds a piece of what a model is saying."""
+CONTROL = ("posted", "caught-up", "reset", "overflow", "bye")
+"""The other types of frames that are not events of the log."""
+TERMINAL = ("run.ended", "message.withdrawn")
+"""Events that end the run that they are about."""
+OPENING = b"retry: 1000\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """One server-sent event. `seq` is 0 for what is no event of the log; `run` is 0 for what is of no run."""
+
+    seq: int
+    previous: int
+    type: str
+    run: int
+    data: bytes
+    step: int = 0
+    """The step that this ends (`model.replied`) or belongs to (a delta)."""
+
+
+def event_frame(recorded: Recorded) -> Frame:
+    data = recorded.event.data
+    run = step = 0
+    match data:
+        case (
+            RunStarted()
+            | RunReleased()
+            | ToolStarted()
+            | ToolReturned()
+            | RunCancelRequested()
+            | RunEnded()
+            | MessageWithdrawn()
+        ):
+            run = data.run
+        case ModelReplied():
+            run, step = data.run, data.step
+        case MessagePosted():
+            routing = data.starts or data.queued
+            run = routing.run if routing else 0
+        case _:
+            pass
+    kind = recorded.event.type
+    line = b"id: %d\nevent: %b\ndata: %b\n\n" % (recorded.seq, kind.encode(), codec.public(recorded))
+    return Frame(recorded.seq, recorded.previous, kind, run, line, step)
+
+
+class Said(msgspec.Struct, frozen=True):
+    """The data of a `delta` frame. `index` counts from 1 in each attempt: a number left out is a piece that was
+    lost."""
+
+    run: str
+    attempt: int
+    step: int
+    index: int
+    kind: str
+    text: str
+
+
+def delta_frame(key: SessionKey, delta: Delta) -> Frame:
+    said = Said(key.run(delta.run), delta.attempt, delta.step, delta.index, delta.kind, delta.text)
+    return Frame(0, 0, DELTA, delta.run, b"event: delta\ndata: %b\n\n" % _encode(said), delta.step)
+
+
+def control(kind: str, body: msgspec.Struct | dict[str, object]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(body))
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Filter(msgspec.Struct, frozen=True):
+    """What a listener wants to see: events of some types (None: of all), with or without deltas; or one run alone,
+    until it has ended."""
+
+    types: frozenset[str] | None = None
+    deltas: bool = True
+    run: int = 0
+
+    def wants(self, frame: Frame) -> bool:
+        if self.run and frame.run != self.run:
+            return False
+        if frame.type == DELTA:
+            return self.deltas
+        return self.types is None or frame.type in self.types
+
+    def ends(self, frame: Frame) -> bool:
+        """Whether nothing that this listener wants can follow."""
+        return self.run != 0 and frame.run == self.run and frame.type in TERMINAL
+
+
+EVERYTHING = Filter()

@@ -1,0 +1,363 @@
+"""The HTTP entrance: Starlette's routes, made from the table, and a lean way from bytes to an operation and back.
+
+A request is decoded by msgspec straight into the operation's struct; there is no middleware. Every answer carries
+`X-Request-Id`; every failure is a problem document.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from turnstream.telemetry import Metrics, get_logger, parse_traceparent
+from turnstream_api import errors, sse
+from turnstream_api.api import KEY_MAX, Answer, Api, Caller, Stream
+from turnstream_api.errors import Problem, problem_of
+from turnstream_api.keys import Keys
+from turnstream_api.operation import Operation, Request, convert, misfit
+from turnstream_api.operations import OPERATIONS
+
+log = get_logger()
+
+ACTOR = "client:http"
+"""Who asks without an API key."""
+JSON = b"application/json"
+PROBLEM = errors.CONTENT_TYPE.encode()
+
+Headers = list[tuple[bytes, bytes]]
+
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_ETAG = re.compile(rb'"([0-9]{1,16})"')
+_encode = msgspec.json.Encoder().encode
+
+
+class Head(msgspec.Struct, gc=False):
+    """The headers that matter here."""
+
+    request_id: str
+    authorization: bytes = b""
+    content_type: bytes = b""
+    content_length: bytes = b""
+    accept: bytes = b""
+    idempotency_key: bytes | None = None
+    if_match: bytes | None = None
+    traceparent: bytes | None = None
+    last_event_id: bytes | None = None
+
+
+def read_head(scope: Scope, new_id: Callable[[], str]) -> Head:
+    head = Head("")
+    for name, value in scope["headers"]:
+        match name:
+            case b"authorization":
+                head.authorization = value
+            case b"content-type":
+                head.content_type = value
+            case b"content-length":
+                head.content_length = value
+            case b"accept":
+                head.accept = value
+            case b"idempotency-key":
+                head.idempotency_key = value
+            case b"if-match":
+                head.if_match = value
+            case b"traceparent":
+                head.traceparent = value
+            case b"last-event-id":
+                head.last_event_id = value
+            case b"x-request-id" if _REQUEST_ID.fullmatch(value):
+                head.request_id = value.decode()
+            case _:
+                pass
+    if not head.request_id:
+        head.request_id = new_id()
+    return head
+
+
+class Entrance:
+    """Everything that one path answers, by method."""
+
+    def __init__(self, api: Api, keys: Keys, metrics: Metrics, operations: Mapping[str, Operation]) -> None:
+        self._api = api
+        self._keys = keys
+        self._rows = {method: Row(operation, metrics) for method, operation in operations.items()}
+        if "GET" in self._rows:
+            self._rows["HEAD"] = self._rows["GET"]
+        self._allow = ", ".join(self._rows).encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        head = read_head(scope, self._api.new_id)
+        row = self._rows.get(scope["method"])
+        if row is None:
+            problem = Problem("method_not_allowed", f"{scope['method']} is not possible here")
+            await send_problem(send, problem, head.request_id, [(b"allow", self._allow)])
+            return
+        status = 200
+        try:
+            status = await self._answer(row, scope, head, receive, send)
+        except Exception as error:
+            problem = problem_of(error)
+            status = problem.status
+            if problem.code == "internal_error":
+                log.error("a request failed", operation=row.operation.name, request_id=head.request_id, exc_info=True)
+            await send_problem(send, problem, head.request_id)
+        row.count(status)
+
+    async def _answer(self, row: "Row", scope: Scope, head: Head, receive: Receive, send: Send) -> int:
+        operation = row.operation
+        caller = self._caller(operation, head, scope["method"] == "HEAD")
+        fields: dict[str, object] = dict(scope["path_params"])
+        if scope["query_string"]:
+            fields |= read_query(row, scope["query_string"])
+        if row.has_body:
+            limit = body_max(self._api)
+            fields |= read_body(row, head, await receive_body(head, receive, limit))
+        request = convert(operation, fields)
+        if row.waiting(request) and not caller.streams:
+            answer = await until_gone(operation.call(self._api, caller, request), receive)
+            if answer is None:
+                return 499
+        else:
+            answer = await operation.call(self._api, caller, request)
+        if isinstance(answer, Stream):
+            headers = [(b"x-request-id", head.request_id.encode())]
+            await sse.respond(self._api, caller, answer, headers, receive, send)
+            return 200
+        await send_answer(send, answer, head.request_id)
+        return answer.status
+
+    def _caller(self, operation: Operation, head: Head, is_head: bool) -> Caller:
+        account, key_id = self._keys.authenticate(head.authorization)
+        streams = operation.streams and not is_head and b"text/event-stream" in head.accept
+        return Caller(
+            account=account,
+            actor=f"client:{key_id}" if key_id else ACTOR,
+            key_id=key_id,
+            idempotency_key=idempotency_key(head.idempotency_key) if operation.writes else None,
+            expected_seq=if_match(head.if_match) if operation.writes and head.if_match is not None else None,
+            traceparent=parse_traceparent(head.traceparent.decode("latin-1")) if head.traceparent else None,
+            streams=streams,
+            last_event_id=last_event_id(head.last_event_id) if streams and head.last_event_id else None,
+        )
+
+
+class Row:
+    """An operation, with all that reading its requests needs, worked out once."""
+
+    def __init__(self, operation: Operation, metrics: Metrics) -> None:
+        self.operation = operation
+        self.has_body = operation.has_body
+        self.in_body = operation.in_body | operation.planned
+        types = operation.fields
+        self.query_types = {name: types[name] for name in operation.in_query}
+        outside = operation.request.__struct_encode_fields__
+        self._wait = operation.request.__struct_fields__[outside.index(operation.waits)] if operation.waits else ""
+        self._metrics = metrics
+        self._counts: dict[int, Callable[[], None]] = {}
+
+    def waiting(self, request: Request) -> bool:
+        return self._wait != "" and getattr(request, self._wait) > 0
+
+    def count(self, status: int) -> None:
+        if status not in self._counts:
+            self._counts[status] = self._metrics.requests.labels(self.operation.name, str(status)).inc
+        self._counts[status]()
+
+
+# --- from bytes ---------------------------------------------------------------------------------------------------
+
+
+def idempotency_key(value: bytes | None) -> str | None:
+    if value is None:
+        return None
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        raise Problem("invalid", "Idempotency-Key: not UTF-8", field="Idempotency-Key") from None
+    if not 0 < len(text) <= KEY_MAX:
+        raise Problem("invalid", f"Idempotency-Key: 1 to {KEY_MAX} characters", field="Idempotency-Key", limit=KEY_MAX)
+    return text
+
+
+def if_match(value: bytes) -> int:
+    match = _ETAG.fullmatch(value.strip())
+    if match is None:
+        raise Problem("invalid", 'If-Match: a sequence in quotes, like "42"', field="If-Match")
+    return int(match[1])
+
+
+def last_event_id(value: bytes) -> int:
+    text = value.strip().decode("latin-1")
+    if not re.fullmatch(r"-?[0-9]{1,16}", text):
+        raise Problem("invalid_cursor", "Last-Event-ID: not a sequence", field="Last-Event-ID")
+    return int(text)
+
+
+def read_query(row: Row, query: bytes) -> dict[str, object]:
+    """The fields of a query, as what their types say."""
+    operation = row.operation
+    try:
+        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=64)
+    except ValueError:
+        raise Problem("invalid", "the query is not UTF-8, or has too many fields", field="query") from None
+    fields: dict[str, object] = {}
+    for name, text in pairs:
+        if name in operation.planned:
+            raise Problem("not_available", f"{name} is not available in this release", field=name)
+        if name not in row.query_types:
+            raise Problem("invalid", f"{name}: no such field", field=name)
+        if name in fields:
+            raise Problem("invalid", f"{name}: given twice", field=name)
+        if "\0" in text:
+            raise Problem("invalid", f"{name}: contains U+0000", field=name)
+        try:
+            fields[name] = msgspec.convert(text, row.query_types[name], strict=False)
+        except msgspec.ValidationError as error:
+            raise misfit(operation, f"{error} - at `$.{name}`") from None
+    return fields
+
+
+async def receive_body(head: Head, receive: Receive, limit: int) -> bytes:
+    if head.content_length.isdigit() and int(head.content_length) > limit:
+        raise Problem("too_large", f"the body has {int(head.content_length)} bytes, {limit} are allowed", limit=limit)
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body"):
+        return body
+    parts = [body]
+    size = len(body)
+    while message.get("more_body"):
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Problem("invalid", "the body ends early", field="body")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limit:
+            raise Problem("too_large", f"the body has more than {limit} bytes", limit=limit)
+    return b"".join(parts)
+
+
+def read_body(row: Row, head: Head, body: bytes) -> dict[str, object]:
+    """The fields of a JSON body; an empty one has none."""
+    if not body:
+        return {}
+    kind = head.content_type.partition(b";")[0].strip().lower()
+    if kind and kind != JSON and not kind.endswith(b"+json"):
+        raise Problem("unsupported_media_type", f"{kind.decode('latin-1')}: send application/json")
+    fields = parse_json(body)
+    for name in fields:
+        if name not in row.in_body:
+            raise Problem("invalid", f"{name}: no such field", field=name)
+    return fields
+
+
+def parse_json(body: bytes) -> dict[str, object]:
+    try:
+        fields = msgspec.json.decode(body)
+    except RecursionError:
+        raise Problem("invalid", "the body is nested too deeply", field="body") from None
+    except msgspec.ValidationError as error:
+        raise Problem("invalid", f"the body: {error}", field="body") from None
+    except msgspec.DecodeError as error:
+        raise _unreadable(body, error) from None
+    if not isinstance(fields, dict):
+        raise Problem("invalid", "the body must be a JSON object", field="body")
+    return fields
+
+
+def _unreadable(body: bytes, error: msgspec.DecodeError) -> Problem:
+    """JSON that says what no text can say is another fault than what is no JSON."""
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return Problem("invalid", "the body is not UTF-8", field="body")
+    try:
+        json.loads(body)
+    except (ValueError, RecursionError):
+        return Problem("invalid_json", f"the body is not JSON: {error}")
+    return Problem("invalid", "the body holds a lone surrogate, which is no character", field="body")
+
+
+def body_max(api: Api) -> int:
+    """Bytes of a body: what the largest message may have when every character of it is escaped, and some more."""
+    return 6 * (api.settings.message_max + api.settings.metadata_max) + 16_384
+
+
+# --- to bytes -----------------------------------------------------------------------------------------------------
+
+
+async def send_answer(send: Send, answer: Answer, request_id: str) -> None:
+    body = _encode(answer.body)
+    headers: Headers = [
+        (b"content-type", JSON),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-request-id", request_id.encode()),
+    ]
+    if answer.seq is not None:
+        headers.append((b"etag", b'"%d"' % answer.seq))
+    if answer.replayed:
+        headers.append((b"idempotency-replayed", b"true"))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_problem(send: Send, problem: Problem, request_id: str, more: Headers | None = None) -> None:
+    document = problem.document(request_id)
+    body = _encode(document)
+    headers: Headers = [
+        (b"content-type", PROBLEM),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-request-id", request_id.encode()),
+        *(more or ()),
+    ]
+    if document.retry_after:
+        headers.append((b"retry-after", b"%d" % document.retry_after))
+    if document.status == 409:  # client libraries of model providers ask again on 409: here that helps nobody
+        headers.append((b"x-should-retry", b"false"))
+    if document.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": document.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def until_gone(call: Awaitable[Answer | Stream], receive: Receive) -> Answer | Stream | None:
+    """The answer; None if the peer goes away first, who then need not be waited for. What was started goes on."""
+    working = asyncio.ensure_future(call)
+    gone = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        gone.cancel()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+# --- the application ----------------------------------------------------------------------------------------------
+
+
+def application(api: Api, keys: Keys, metrics: Metrics, pages: Mapping[str, ASGIApp]) -> Router:
+    """Routes in the order of the table, pages behind them; everything else is a 404 that says so."""
+    by_path: dict[str, dict[str, Operation]] = {}
+    for operation in OPERATIONS:
+        by_path.setdefault(operation.path, {})[operation.method] = operation
+    routes = [Route(path, Entrance(api, keys, metrics, methods)) for path, methods in by_path.items()]
+    routes += [Route(path, page) for path, page in pages.items()]
+
+    async def nowhere(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = scope["path"][:256]
+            await send_problem(
+                send, Problem("not_found", f"nothing at {path}"), read_head(scope, api.new_id).request_id
+            )
+
+    return Router(routes, redirect_slashes=False, default=nowhere)

@@ -1,0 +1,214 @@
+"""How it goes: what is in the broker's streams and consumers, how far the views are, what runs."""
+
+import msgspec
+
+from turnstream import subjects
+from turnstream.views import runs
+from turnstream_api.api import Answer, Api, Caller
+from turnstream_api.errors import Problem
+from turnstream_api.operation import Request
+
+
+class Nothing(Request, frozen=True, kw_only=True):
+    """No fields."""
+
+
+class StreamState(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    messages: int
+    bytes: int
+    first_seq: int
+    last_seq: int
+    subjects: int
+    consumers: int
+    replicas: int
+    leader: str | None
+
+
+class Streams(msgspec.Struct, frozen=True, kw_only=True):
+    items: tuple[StreamState, ...]
+
+
+async def streams(api: Api, caller: Caller, request: Nothing) -> Answer:
+    """The broker's streams."""
+    items = [await _stream(api, stream.name) for stream in subjects.STREAMS]
+    return Answer(body=Streams(items=tuple(items)))
+
+
+class ConsumerState(msgspec.Struct, frozen=True, kw_only=True):
+    """`pending`: messages not taken yet. `unacknowledged`: taken and not done with. `behind`: sequences between the
+    stream's end and the oldest message that is not done with."""
+
+    stream: str
+    name: str
+    pending: int
+    unacknowledged: int
+    redelivered: int
+    waiting: int
+    behind: int
+    last_active: str | None
+
+
+class Consumers(msgspec.Struct, frozen=True, kw_only=True):
+    items: tuple[ConsumerState, ...]
+
+
+async def consumers(api: Api, caller: Caller, request: Nothing) -> Answer:
+    """The durable consumers of the streams: dispatch, the inbox, the runners of each queue."""
+    items: list[ConsumerState] = []
+    for stream in (subjects.SESSIONS, subjects.WORK, subjects.INBOX):
+        last = (await _stream(api, stream)).last_seq
+        items += await _consumers(api, stream, last)
+    return Answer(body=Consumers(items=tuple(items)))
+
+
+class ViewsState(msgspec.Struct, frozen=True, kw_only=True):
+    """`position`: the last event that the views show; `behind`: sequences from there to the log's end."""
+
+    generation: int
+    position: int
+    last_seq: int
+    behind: int
+
+
+async def views(api: Api, caller: Caller, request: Nothing) -> Answer:
+    """How far the views are."""
+    return Answer(body=await _views(api))
+
+
+class LiveRuns(msgspec.Struct, frozen=True, kw_only=True):
+    queued: int
+    running: int
+    oldest_queued_at: int | None
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """`runs`: those of the caller's account."""
+
+    account: str
+    runs: LiveRuns
+    views: ViewsState
+    pending_wakeups: int
+    pending_inbox: int
+    refused: int
+    agents: tuple[str, ...]
+
+
+async def overview(api: Api, caller: Caller, request: Nothing) -> Answer:
+    """The whole at a glance."""
+    live = await runs.count_live(api.views, caller.account)
+    body = Overview(
+        account=caller.account,
+        runs=LiveRuns(queued=live.queued, running=live.running, oldest_queued_at=live.oldest_queued_at),
+        views=await _views(api),
+        pending_wakeups=(await _stream(api, subjects.WORK)).messages,
+        pending_inbox=(await _stream(api, subjects.INBOX)).messages,
+        refused=(await _stream(api, subjects.REFUSED)).messages,
+        agents=tuple(sorted(api.specs)),
+    )
+    return Answer(body=body)
+
+
+# --- what JetStream says ------------------------------------------------------------------------------------------
+
+
+class _Config(msgspec.Struct):
+    num_replicas: int = 1
+
+
+class _State(msgspec.Struct):
+    messages: int
+    bytes: int
+    first_seq: int
+    last_seq: int
+    consumer_count: int = 0
+    num_subjects: int = 0
+
+
+class _Cluster(msgspec.Struct):
+    leader: str | None = None
+
+
+class _StreamInfo(msgspec.Struct):
+    config: _Config
+    state: _State
+    cluster: _Cluster | None = None
+
+
+class _Position(msgspec.Struct):
+    stream_seq: int
+    last_active: str | None = None
+
+
+class _ConsumerInfo(msgspec.Struct):
+    name: str
+    delivered: _Position
+    ack_floor: _Position
+    num_ack_pending: int = 0
+    num_redelivered: int = 0
+    num_waiting: int = 0
+    num_pending: int = 0
+
+
+class _ConsumerList(msgspec.Struct):
+    total: int
+    consumers: list[_ConsumerInfo] | None = None
+
+
+async def _ask(api: Api, operation: str, body: dict[str, object] | None = None) -> dict[str, object]:
+    if api.broker is None:
+        raise Problem("unavailable", "this process has no broker")
+    return await api.broker.api(operation, body)
+
+
+async def _stream(api: Api, name: str) -> StreamState:
+    info = msgspec.convert(await _ask(api, f"STREAM.INFO.{name}"), _StreamInfo)
+    state = info.state
+    return StreamState(
+        name=name,
+        messages=state.messages,
+        bytes=state.bytes,
+        first_seq=state.first_seq,
+        last_seq=state.last_seq,
+        subjects=state.num_subjects,
+        consumers=state.consumer_count,
+        replicas=info.config.num_replicas,
+        leader=info.cluster.leader if info.cluster else None,
+    )
+
+
+async def _consumers(api: Api, stream: str, last: int) -> list[ConsumerState]:
+    found: list[ConsumerState] = []
+    offset = 0
+    while True:
+        answer = msgspec.convert(await _ask(api, f"CONSUMER.LIST.{stream}", {"offset": offset}), _ConsumerList)
+        page = answer.consumers or []
+        found += [_consumer(stream, info, last) for info in page]
+        offset += len(page)
+        if not page or offset >= answer.total:
+            return found
+
+
+def _consumer(stream: str, info: _ConsumerInfo, last: int) -> ConsumerState:
+    busy = info.num_pending or info.num_ack_pending
+    return ConsumerState(
+        stream=stream,
+        name=info.name,
+        pending=info.num_pending,
+        unacknowledged=info.num_ack_pending,
+        redelivered=info.num_redelivered,
+        waiting=info.num_waiting,
+        behind=max(0, last - info.ack_floor.stream_seq) if busy else 0,
+        last_active=info.ack_floor.last_active,
+    )
+
+
+async def _views(api: Api) -> ViewsState:
+    checkpoint = await api.views.checkpoint()
+    last = (await _stream(api, subjects.SESSIONS)).last_seq
+    return ViewsState(
+        generation=checkpoint.generation,
+        position=checkpoint.position,
+        last_seq=last,
+        behind=max(0, last - checkpoint.position),
+    )

@@ -1,0 +1,23 @@
+"""Reads a session's events for callers who name any number as the place to go on from.
+
+The log's own `read` takes the sequence of an event of the session; a caller's cursor may be any number, for sequences
+skip: "after 7" is after event 5 where the session has 5 and 9.
+"""
+
+from collections.abc import AsyncIterator
+
+from turnstream.ids import SessionKey
+from turnstream.log.base import BrokenChain, Log
+from turnstream.session.events import Recorded
+
+
+async def read_after(log: Log, key: SessionKey, after: int) -> AsyncIterator[list[Recorded]]:
+    """Pages of the events behind this number, up to the last one there is now."""
+    try:
+        async for page in log.read(key, after):
+            yield page
+    except BrokenChain as broken:
+        if broken.found != after or not broken.previous < after < broken.seq:
+            raise
+        async for page in log.read(key, broken.previous):
+            yield page

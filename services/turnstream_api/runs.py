@@ -1,0 +1,241 @@
+"""Runs: start one of its own, list, look at, wait for, cancel; the waterfall of its steps."""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from turnstream import ids
+from turnstream.ids import SessionKey
+from turnstream.session.commands import CancelRun as CancelCommand
+from turnstream.session.errors import Rejected
+from turnstream.session.events import RunCancelRequested, RunEnded, RunStatus
+from turnstream.session.state import Session
+from turnstream.views import runs as view
+from turnstream.views import steps as steps_view
+from turnstream_api import checks, messages
+from turnstream_api.api import Answer, Api, Caller, Stream
+from turnstream_api.checks import (
+    AgentName,
+    Author,
+    Cursor,
+    ExpectedSeq,
+    Limit,
+    MessageId,
+    Metadata,
+    ModelName,
+    OnBusy,
+    SessionId,
+    TitleText,
+    Wait,
+)
+from turnstream_api.errors import Problem
+from turnstream_api.messages import Message, Outcome, TextPart
+from turnstream_api.operation import Read, Request
+
+T = TypeVar("T")
+
+
+class StartRun(Request, frozen=True, kw_only=True):
+    """`session`: as posting `input` to that session, which is opened if it is not there; `title` and `metadata` are
+    for one that is opened. Without `session` the run remembers nothing and is remembered by nothing but itself."""
+
+    input: str | list[TextPart]
+    agent: AgentName | None = None
+    model: ModelName | None = None
+    session: SessionId | None = None
+    message_id: MessageId | None = None
+    author: Author | None = None
+    on_busy: OnBusy | None = None
+    title: TitleText | None = None
+    metadata: Metadata | None = None
+    expected_seq: ExpectedSeq | None = None
+    wait: Wait = 0.0
+
+
+async def start_run(api: Api, caller: Caller, request: StartRun) -> Answer | Stream:
+    """Starts a run, in a session or by itself."""
+    made = request.session is None
+    if request.session is not None and not ids.may_open(request.session):
+        raise checks.no_session(request.session)
+    if made and caller.idempotency_key is None and request.message_id is not None:
+        caller = msgspec.structs.replace(caller, idempotency_key=f"message {request.message_id}")
+    key = SessionKey(caller.account, request.session or api.made_id(caller, "start_run", "session"))
+    opens = checks.opens(
+        agent=checks.agent(api, request.agent),
+        title=checks.title(request.title, "client"),
+        metadata=checks.metadata(api, request.metadata),
+        policy=None,
+        on_busy=api.settings.on_busy,
+        one_shot=made,
+    )
+    message = Message(
+        operation="start_run",
+        content=request.input,
+        message_id=request.message_id,
+        author=request.author,
+        agent=request.agent,
+        model=request.model,
+        on_busy=request.on_busy,
+        expected_seq=request.expected_seq,
+        wait=request.wait,
+    )
+    body = msgspec.structs.replace(request, wait=0.0, expected_seq=None)
+    fresh = made and caller.idempotency_key is None
+    return await messages.post(api, caller, key, message, opens, body=body, fresh=fresh)
+
+
+class ListRuns(Read, frozen=True, kw_only=True):
+    limit: Limit = 50
+    cursor: Cursor | None = None
+    session: Annotated[str, Meta(max_length=ids.SESSION_MAX)] | None = None
+    status: RunStatus | None = None
+    agent: AgentName | None = None
+    since: (
+        Annotated[int, Meta(ge=0, le=2**53, description="Requested at or after this time, in milliseconds.")] | None
+    ) = None
+
+
+async def list_runs(api: Api, caller: Caller, request: ListRuns) -> Answer:
+    """The account's runs, newest first. `next` continues the list."""
+    await checks.shown(api, request.after)
+    page = await view.list_page(
+        api.views,
+        caller.account,
+        limit=request.limit,
+        cursor=request.cursor,
+        session=request.session,
+        status=request.status,
+        agent=request.agent,
+        since=request.since,
+    )
+    return Answer(body=page, seq=page.position)
+
+
+class GetRun(Read, frozen=True, kw_only=True):
+    run: str
+
+
+async def get_run(api: Api, caller: Caller, request: GetRun) -> Answer:
+    """A run as the views show it; also while it runs."""
+    await checks.shown(api, request.after)
+
+    async def look() -> view.RunView | None:
+        return (await view.get(api.views, caller.account, request.run))[0]
+
+    found = await _find(api, caller, request.run, look)
+    return Answer(body=found, seq=found.seq)
+
+
+class ReadSteps(Read, frozen=True, kw_only=True):
+    run: str
+
+
+async def read_steps(api: Api, caller: Caller, request: ReadSteps) -> Answer:
+    """The run's waterfall: model calls and tools, with begin, end, usage."""
+    await checks.shown(api, request.after)
+
+    async def look() -> steps_view.Steps | None:
+        return await steps_view.list_for(api.views, caller.account, request.run)
+
+    found = await _find(api, caller, request.run, look)
+    return Answer(body=found, seq=found.position)
+
+
+async def _find(api: Api, caller: Caller, run: str, look: Callable[[], Awaitable[T | None]]) -> T:
+    """What the views have of a run. Before it is called missing the log is asked; what is there is waited for."""
+    key, n = checks.run_key(caller, run)
+    found = await look()
+    if found is None:
+        await checks.shown(api, (await _session_of(api, key, n)).seq)
+        found = await look()
+    if found is None:
+        raise Problem("projection_behind", f"the views do not show run {run} yet")
+    return found
+
+
+async def _session_of(api: Api, key: SessionKey, n: int) -> Session:
+    session = await api.sessions.load(key)
+    if not 0 < n <= session.last_run:
+        raise checks.no_run(key.run(n))
+    return session
+
+
+class WaitRun(Request, frozen=True, kw_only=True):
+    run: str
+    timeout: Annotated[float, Meta(ge=0, le=checks.WAIT_MAX, description="Seconds.")] = 30.0
+
+
+class Waited(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A run by the log itself. `status` is `queued` or `running` where it had not ended in time; then there is no
+    `outcome`. `seq` is the sequence that this reflects."""
+
+    run: str
+    session: str
+    status: RunStatus
+    seq: int
+    outcome: Outcome | None = None
+
+
+async def wait_run(api: Api, caller: Caller, request: WaitRun) -> Answer:
+    """Waits for the run's end, and answers with its state if that does not come in time."""
+    key, n = checks.run_key(caller, request.run)
+    session = await _session_of(api, key, n)
+    outcome = await messages.outcome(api, session, n, request.timeout, after=0)
+    if outcome is None:
+        session = await api.sessions.load(key)
+        live = session.run(n)
+        if live is None:  # it ended at the last moment
+            outcome = await messages.outcome(api, session, n, 0, after=0)
+        else:
+            body = Waited(run=request.run, session=key.session, status=live.status, seq=session.seq)
+            return Answer(body=body, seq=session.seq)
+    if outcome is None:
+        raise Problem("internal_error", f"the log does not say how run {request.run} ended")
+    body = Waited(run=request.run, session=key.session, status=outcome.status, seq=outcome.seq, outcome=outcome)
+    return Answer(body=body, seq=outcome.seq)
+
+
+class CancelRun(Request, frozen=True, kw_only=True):
+    run: str
+    reason: Annotated[str, Meta(max_length=1024)] = ""
+    expected_seq: ExpectedSeq | None = None
+
+
+class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
+    """`requested`: the run goes on until its runner sees it. `cancelled`: it has ended by this. `ended`: it had ended
+    before, and nothing has changed."""
+
+    run: str
+    session: str
+    state: Literal["requested", "cancelled", "ended"]
+    seq: int
+
+
+async def cancel_run(api: Api, caller: Caller, request: CancelRun) -> Answer:
+    """Cancels a run: one that waits ends at once, one that runs as soon as its runner sees it (202)."""
+    key, n = checks.run_key(caller, request.run)
+    body = msgspec.structs.replace(request, expected_seq=None)
+    origin = api.origin(caller, key, f"cancel_run\x1f{n}", body, expected_seq=request.expected_seq)
+    try:
+        handled = await api.sessions.handle(key, CancelCommand(origin=origin, run=n, reason=request.reason))
+    except Rejected as error:
+        raise checks.no_run(request.run) if error.code == "not_found" else error
+    session, recorded = handled.session, handled.recorded
+    receipt = session.receipt(origin.idempotency_key)
+    seq = recorded.seq if recorded else receipt.seq if receipt else session.seq
+    live = session.run(n)
+    match recorded.event.data if recorded else None:
+        case RunCancelRequested():
+            state = "requested"
+        case RunEnded():
+            state = "cancelled"
+        case _:
+            state = "requested" if live else "ended"
+    return Answer(
+        body=Cancelled(run=request.run, session=key.session, state=state, seq=seq),
+        status=202 if state == "requested" else 200,
+        seq=seq,
+        replayed=recorded is None and receipt is not None,
+    )

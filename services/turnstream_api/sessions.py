@@ -1,0 +1,257 @@
+"""Sessions: open, list, look at, change; their events and their history."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from turnstream import ids
+from turnstream.ids import SessionKey
+from turnstream.log import codec
+from turnstream.session import history
+from turnstream.session.commands import OpenSession as OpenCommand
+from turnstream.session.commands import UpdateSession as UpdateCommand
+from turnstream.session.state import Session
+from turnstream.views import history as history_view
+from turnstream.views import sessions as view
+from turnstream_api import checks
+from turnstream_api.api import Answer, Api, Caller, Stream
+from turnstream_api.checks import AgentName, Cursor, ExpectedSeq, Limit, Metadata, Policy, Seq, SessionId, TitleText
+from turnstream_api.errors import Problem
+from turnstream_api.frames import Filter
+from turnstream_api.operation import Read, Request
+from turnstream_api.paging import read_after
+
+PAGE_BYTES = 512 * 1024
+"""A page ends here even if it has fewer entries than asked for: a reply over NATS must fit one message."""
+SCAN = 5000
+"""Events that one page looks at: a filter that nothing fits must not read a whole session at once."""
+
+
+class OpenSession(Request, frozen=True, kw_only=True):
+    """Without `id` the session gets one from us."""
+
+    id: SessionId | None = None
+    title: TitleText | None = None
+    agent: AgentName | None = None
+    metadata: Metadata | None = None
+    policy: Policy | None = None
+    expected_seq: ExpectedSeq | None = None
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
+    session: str
+    created: bool
+    seq: int
+
+
+async def open_session(api: Api, caller: Caller, request: OpenSession) -> Answer:
+    """Opens a session. One that is there stays as it is, but for the fields that are given."""
+    if request.id is not None and not ids.may_open(request.id):
+        raise Problem("invalid", "id: `--` is kept for the ids of child sessions", field="id")
+    key = SessionKey(caller.account, request.id or api.made_id(caller, "open_session", "session"))
+    given = {name for name in ("title", "agent", "metadata", "policy") if getattr(request, name) is not None}
+    opens = checks.opens(
+        agent=checks.agent(api, request.agent),
+        title=checks.title(request.title, "client"),
+        metadata=checks.metadata(api, request.metadata),
+        policy=checks.policy(request.policy),
+        on_busy=api.settings.on_busy,
+    )
+    body = msgspec.structs.replace(request, expected_seq=None)
+    origin = api.origin(caller, key, "open_session", body, expected_seq=request.expected_seq)
+    fresh = request.id is None and caller.idempotency_key is None
+    handled = await api.sessions.handle(
+        key, OpenCommand(origin=origin, opens=opens, given=frozenset(given)), fresh=fresh
+    )
+    recorded, receipt = handled.recorded, handled.session.receipt(origin.idempotency_key)
+    created = recorded is not None and recorded.previous == 0
+    seq = recorded.seq if recorded else receipt.seq if receipt else handled.session.seq
+    return Answer(
+        body=Opened(session=key.session, created=created, seq=seq),
+        status=201 if created else 200,
+        seq=seq,
+        replayed=recorded is None and receipt is not None,
+    )
+
+
+class UpdateSession(Request, frozen=True, kw_only=True):
+    """Whole values, never merged. A title given here is a person's: no automatic one replaces it."""
+
+    session: str
+    title: TitleText | None = None
+    agent: AgentName | None = None
+    metadata: Metadata | None = None
+    policy: Policy | None = None
+    expected_seq: ExpectedSeq | None = None
+
+
+class Updated(msgspec.Struct, frozen=True, kw_only=True):
+    session: str
+    seq: int
+
+
+async def update_session(api: Api, caller: Caller, request: UpdateSession) -> Answer:
+    """Changes title, agent, metadata or policy of a session."""
+    key = checks.session_key(caller, request.session)
+    body = msgspec.structs.replace(request, expected_seq=None)
+    origin = api.origin(caller, key, "update_session", body, expected_seq=request.expected_seq)
+    command = UpdateCommand(
+        origin=origin,
+        title=checks.title(request.title, "user"),
+        agent=checks.agent(api, request.agent),
+        metadata=checks.metadata(api, request.metadata),
+        policy=checks.policy(request.policy),
+    )
+    handled = await api.sessions.handle(key, command)
+    receipt = handled.session.receipt(origin.idempotency_key)
+    seq = handled.recorded.seq if handled.recorded else receipt.seq if receipt else handled.session.seq
+    replayed = handled.recorded is None and receipt is not None
+    return Answer(body=Updated(session=key.session, seq=seq), seq=seq, replayed=replayed)
+
+
+class ListSessions(Read, frozen=True, kw_only=True):
+    limit: Limit = 50
+    cursor: Cursor | None = None
+    status: view.Status | None = None
+    agent: AgentName | None = None
+    q: Annotated[str, Meta(max_length=128, description="A part of the title.")] | None = None
+
+
+async def list_sessions(api: Api, caller: Caller, request: ListSessions) -> Answer:
+    """The account's sessions, the one that changed last first. `next` continues the list."""
+    await checks.shown(api, request.after)
+    page = await view.list_page(
+        api.views,
+        caller.account,
+        limit=request.limit,
+        cursor=request.cursor,
+        status=request.status,
+        agent=request.agent,
+        q=request.q,
+    )
+    return Answer(body=page, seq=page.position)
+
+
+class GetSession(Read, frozen=True, kw_only=True):
+    session: str
+
+
+async def get_session(api: Api, caller: Caller, request: GetSession) -> Answer:
+    """A session as the views show it."""
+    key = checks.session_key(caller, request.session)
+    await checks.shown(api, request.after)
+    found, _ = await view.get(api.views, key)
+    if found is None:
+        session = await api.sessions.load(key)  # the log knows whether it is there
+        if not session.exists:
+            raise checks.no_session(key.session)
+        await checks.shown(api, session.seq)
+        found, _ = await view.get(api.views, key)
+    if found is None:
+        raise Problem("projection_behind", f"the views do not show session {key.session} yet")
+    return Answer(body=found, seq=found.seq)
+
+
+class ReadEvents(Request, frozen=True, kw_only=True):
+    """`after`: the last sequence that the caller has seen (0 or -1: none). `types`: event types, separated by
+    commas."""
+
+    session: str
+    after: Annotated[int, Meta(ge=-1, le=2**53)] | None = None
+    limit: Limit = 50
+    types: Annotated[str, Meta(max_length=512)] | None = None
+    deltas: bool = True
+
+
+class EventPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Stored events, oldest first. `seq` is the last sequence that was looked at: the next page's `after`. `more`:
+    there was more to read."""
+
+    events: list[msgspec.Raw]
+    seq: int
+    more: bool
+
+
+async def read_events(api: Api, caller: Caller, request: ReadEvents) -> Answer | Stream:
+    """The session's events behind a sequence, by the log itself: a page as JSON, or with `Accept: text/event-stream` an
+    open stream that goes on with what comes."""
+    key = checks.session_key(caller, request.session)
+    types = None if request.types is None else frozenset(filter(None, request.types.split(",")))
+    after = max(0, caller.last_event_id if request.after is None and caller.last_event_id else request.after or 0)
+    session = await api.sessions.load(key)
+    if not session.exists:
+        raise checks.no_session(request.session)
+    if caller.streams:
+        deltas = request.deltas and (types is None or "delta" in types)
+        return Stream(key=key, after=after, filter=Filter(types=types, deltas=deltas))
+    events: list[msgspec.Raw] = []
+    size = looked = 0
+    async for page in read_after(api.log, key, after):
+        for recorded in page:
+            if types is None or recorded.event.type in types:
+                data = codec.public(recorded)
+                size += len(data)
+                if events and size > PAGE_BYTES:
+                    return _page(events, after, more=True)
+                events.append(msgspec.Raw(data))
+            looked += 1
+            after = recorded.seq
+            if len(events) == request.limit or looked == SCAN:
+                return _page(events, after, more=after < session.seq)
+    return _page(events, after, more=False)
+
+
+def _page(events: list[msgspec.Raw], seq: int, *, more: bool) -> Answer:
+    return Answer(body=EventPage(events=events, seq=seq, more=more), seq=seq)
+
+
+class ReadHistory(Read, frozen=True, kw_only=True, rename={"form": "as"}):
+    """`as=view` is the transcript, for people, by page; `as=model` is exactly what a model would get now."""
+
+    session: str
+    form: Literal["view", "model"] = "view"
+    limit: Limit = 50
+    cursor: Annotated[Seq, Meta(description="`next` of the page before.")] | None = None
+
+
+class ModelHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """The messages that a model would get now, oldest first."""
+
+    messages: tuple[history.Message, ...]
+    seq: int
+
+
+async def read_history(api: Api, caller: Caller, request: ReadHistory) -> Answer:
+    """What was said in a session."""
+    key = checks.session_key(caller, request.session)
+    if request.form == "model":
+        session, events = await api.sessions.events(key)
+        if not session.exists:
+            raise checks.no_session(request.session)
+        return Answer(body=ModelHistory(messages=history.build(events), seq=session.seq), seq=session.seq)
+    await checks.shown(api, request.after)
+    after = request.cursor or 0
+    page = await history_view.page(api.views, key, after, request.limit)
+    if not page.items and not after and (session := await _unshown(api, key, page.position)):
+        await checks.shown(api, session.seq)
+        page = await history_view.page(api.views, key, after, request.limit)
+    return Answer(body=_fit(page), seq=page.position)
+
+
+async def _unshown(api: Api, key: SessionKey, position: int) -> Session | None:
+    """The session, if the views at `position` are behind it. Raises `Problem` where the log has none either."""
+    session = await api.sessions.load(key)
+    if not session.exists:
+        raise checks.no_session(key.session)
+    return session if session.seq > position else None
+
+
+def _fit(page: history_view.HistoryPage) -> history_view.HistoryPage:
+    """As many items as a page may have bytes, one at least."""
+    size = 0
+    for count, item in enumerate(page.items):
+        size += len(msgspec.json.encode(item))
+        if count and size > PAGE_BYTES:
+            return history_view.HistoryPage(page.items[:count], page.items[count - 1].seq, page.position)
+    return page
