@@ -124,10 +124,12 @@ class TestOneServerPerStore:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent is gone")
 async def test_ends_with_the_process_that_started_it(tmp_path: Path):
-    with subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout
-        pid = int(await asyncio.to_thread(parent.stdout.readline))
-        parent.kill()
+    command = (sys.executable, "-c", PARENT, str(tmp_path))
+    parent = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    assert parent.stdout
+    pid = int(await parent.stdout.readline())
+    parent.kill()
+    await parent.wait()
     await eventually(lambda: _is_gone(pid), what="the end of the orphaned server")
     successor = NatsServer(tmp_path)
     await successor.start()
