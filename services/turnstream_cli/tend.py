@@ -5,16 +5,24 @@ they start the embedded server for as long as they need it.
 """
 
 import os
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from cyclopts import App
 
 from turnstream import settings as settings_file
+from turnstream.broker.connection import Broker
+from turnstream.broker.declare import declare
 from turnstream.settings import Settings
 from turnstream_cli import show
+from turnstream_cli.exits import CommandError, Exit
 from turnstream_cli.place import held, read_addresses
-from turnstream_cli.stack import broker
+from turnstream_cli.serve import started
+from turnstream_cli.stack import broker as embedded
+
+CONNECT = 10.0
+"""Seconds to wait for the NATS server."""
 
 keys = App(name="keys", help="API keys: who may ask, and for which account. While there is none, everybody may.")
 
@@ -32,21 +40,128 @@ def config(*, json: bool = False) -> None:
         for row in rows:
             show.print_json(row._asdict())
         return
-    console = show.console()
+    out = show.console()
     cells = [(row.name, row.value, row.origin, row.description) for row in rows]
-    show.table(console, ("setting", "value", "from", "what"), cells, empty="")
+    show.table(out, ("setting", "value", "from", "what"), cells, empty="")
     for name in settings_file.unknown(os.environ):
-        console.print(f"{name} names no setting and is not used", style="yellow", markup=False)
+        out.print(f"{name} names no setting and is not used", style="yellow", markup=False)
+
+
+@keys.command(name="add")
+async def keys_add(account: str, *, label: str = "", json: bool = False) -> None:
+    """Make a key for an account. Its secret is shown now and never again.
+
+    Parameters
+    ----------
+    account
+        Whose key it is; every id lives inside an account.
+    label
+        What it is for, to tell it from others.
+    json
+        Print one JSON object.
+    """
+    from turnstream_api.keys import add_key
+
+    async with place(started()) as settings, connection(settings) as broker:
+        try:
+            secret, key = await add_key(broker, account, label=label)
+        except ValueError as error:
+            raise CommandError(str(error), Exit.USAGE) from None
+    if json:
+        show.print_json({"account": key.account, "id": key.id, "label": key.label, "secret": secret})
+    else:
+        print(secret)
+
+
+@keys.command(name="list")
+async def keys_list(*, json: bool = False) -> None:
+    """List every key, revoked ones too; no secrets.
+
+    Parameters
+    ----------
+    json
+        Print one line of JSON a key.
+    """
+    from turnstream_api.keys import list_keys
+
+    async with place(started()) as settings, connection(settings) as broker:
+        found = await list_keys(broker)
+    rows = [
+        {
+            "account": key.account,
+            "id": key.id,
+            "label": key.label,
+            "created_at": key.created_at,
+            "revoked_at": key.revoked_at,
+        }
+        for key in found
+    ]
+    if json:
+        for row in rows:
+            show.print_json(row)
+        return
+    cells = [
+        (
+            row["account"],
+            row["id"],
+            row["label"],
+            show.local_time(row["created_at"]),
+            show.local_time(row["revoked_at"]),
+        )
+        for row in rows
+    ]
+    columns = ("account", "key", "label", "made", "revoked")
+    show.table(show.console(), columns, cells, empty="no keys: everybody may ask")
+
+
+@keys.command(name="revoke")
+async def keys_revoke(account: str, key: str) -> None:
+    """Revoke a key, for good and at once; its open streams end.
+
+    Parameters
+    ----------
+    account
+        Whose key it is.
+    key
+        The key's id, as `keys list` shows it.
+    """
+    from turnstream_api.keys import UnknownKey, revoke_key
+
+    async with place(started()) as settings, connection(settings) as broker:
+        try:
+            await revoke_key(broker, account, key)
+        except UnknownKey as error:
+            raise CommandError(str(error), Exit.REFUSED) from None
+    print(f"revoked {key} of {account}")
 
 
 @asynccontextmanager
-async def place(settings: Settings) -> AsyncGenerator[Settings]:
+async def place(settings: Settings) -> AsyncGenerator[Settings, None]:
     """The settings with a NATS server in them (see the module)."""
-    if not settings.nats_url and (addresses := read_addresses(settings.data_dir)):
-        yield settings.model_copy(update={"nats_url": addresses.nats})
-    elif settings.nats_url:
+    if settings.nats_url:
         yield settings
+    elif addresses := read_addresses(settings.data_dir):
+        yield settings.model_copy(update={"nats_url": addresses.nats})
     else:
         with held(settings.data_dir):
-            async with broker(settings.model_copy(update={"nats_port": 0})) as effective:
+            async with embedded(settings.model_copy(update={"nats_port": 0})) as effective:
                 yield effective
+
+
+@asynccontextmanager
+async def connection(settings: Settings) -> AsyncGenerator[Broker, None]:
+    """A connection to the broker, its streams and buckets made. Raises `BrokerFault`."""
+    broker = await Broker.connect(
+        settings.nats_url,
+        name="turnstream",
+        monotonic=time.monotonic,
+        user=settings.nats_user,
+        password=settings.nats_password.get_secret_value(),
+        creds=settings.nats_creds,
+        timeout=CONNECT,
+    )
+    try:
+        await declare(broker, replicas=settings.replicas)
+        yield broker
+    finally:
+        await broker.close()
