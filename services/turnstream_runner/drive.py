@@ -43,8 +43,12 @@ from turnstream_runner.models.registry import Models
 from turnstream_runner.perform import ModelCall, Partial, Role, Roles, ToolUse
 from turnstream_runner.room import Put, Room
 
-PATIENCE: Final = 0.02
+PATIENCE: Final = 0.025
 """Seconds that something may be in flight before the drive follows the feed."""
+LATE: Final = 0.005
+"""Seconds by which the loop is late when it is busy: what is in flight then has not had its chance to end."""
+INDULGENCE: Final = 10
+"""How often a busy loop prolongs the drive's patience."""
 CALL_OFF: Final = 1.0
 """Seconds that what is called off gets to stop."""
 
@@ -249,15 +253,23 @@ class Drive:
         self._identity = msgspec.structs.replace(self._identity, gone=self._identity.gone | {held.work})
         return None
 
-    def _be_patient(self) -> None:
+    def _be_patient(self, left: int = INDULGENCE) -> None:
         if self._patience is None:
-            self._patience = asyncio.get_running_loop().call_later(PATIENCE, self._settle_down)
+            loop = asyncio.get_running_loop()
+            until = loop.time() + PATIENCE
+            self._patience = loop.call_at(until, self._lose_patience, until, left)
+
+    def _lose_patience(self, until: float, left: int) -> None:
+        self._patience = None
+        if left and asyncio.get_running_loop().time() > until + LATE:
+            self._be_patient(left - 1)
+        elif self._in_flight:
+            self._settle_down()
 
     def _settle_down(self) -> None:
         """This takes longer: follow the feed, mind the deadline, hold nothing that can be read again."""
         self._ledger.forget_events()
         self._ledger.watch()
-        self._patience = None
         if self._alarm is None and (due := next_due(self._session)) is not None:
             wait = max(due - self._equipment.now(), 0) / 1000
             self._alarm = asyncio.get_running_loop().call_later(wait, self._ring)
