@@ -1,1 +1,1 @@
-pytest_plugins = ["tests.support.processes", "tests.support.nats", "tests.support.database", "tests.support.providers"]
+pytest_plugins = ["tests.support.processes", "tests.support.nats", "tests.support.beds", "tests.support.database", "tests.support.providers", "tests.support.api"]
