@@ -4,6 +4,7 @@ Where the live text of a step was shown whole, the stored text is not shown agai
 stored one is shown: what is stored is what was said.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,14 +21,16 @@ class Screen:
     def __init__(self, console: Console, *, say: Callable[[str], None] | None = None) -> None:
         self._console = console
         self._say = say or (lambda text: console.print(text, style="dim"))
+        self._over: dict[int, tuple[int, float]] = {}
+        """By run: attempt and step of the last one that is stored."""
         self._open: str | None = None
         """Kind of the live text that the cursor stands in."""
-        self._run = ""
+        self._run = 0
         self._attempt = 0
         self._step = 0
         self._index = 0
-        self._spoken = ""
-        """Live text of the current step; what differs from the stored text is shown from there."""
+        self._spoken = {"text": "", "reasoning": ""}
+        """Live text of the current step, and reasoning; what differs from what is stored is shown from there."""
 
     def show(self, item: Item) -> None:
         match item:
@@ -45,27 +48,27 @@ class Screen:
         self._close()
 
     def _delta(self, delta: dict[str, Any]) -> None:
-        run, attempt, step = str(delta["run"]), int(delta["attempt"]), int(delta["step"])
+        run, attempt, step = int(delta["run"].rpartition(".")[2]), int(delta["attempt"]), int(delta["step"])
+        if (attempt, step) <= self._over.get(run, (0, 0)):
+            return  # what is stored of this step has been shown
         if (run, attempt, step) != (self._run, self._attempt, self._step):
             if run == self._run and (attempt, step) < (self._attempt, self._step):
                 return  # an attempt that was given up still speaks
             self._close()
             if (run, attempt) != (self._run, self._attempt):
                 self._index = 0
-            self._run, self._attempt, self._step, self._spoken = run, attempt, step, ""
+            self._run, self._attempt, self._step = run, attempt, step
+            self._forget()
         if int(delta["index"]) <= self._index:
             return
         missed = int(delta["index"]) > self._index + 1
         self._index = int(delta["index"])
         match delta["kind"]:
-            case "text":
-                self._live("text", ("…" if missed else "") + delta["text"])
-                self._spoken += delta["text"] if not missed else "\0"
-            case "reasoning":
-                self._live("reasoning", delta["text"])
+            case "text" | "reasoning" as kind:
+                self._live(kind, ("…" if missed else "") + delta["text"])
+                self._spoken[kind] += ("\0" if missed else "") + delta["text"]
             case "reset":
-                self._close()
-                self._spoken = ""
+                self._forget()
                 self._line("↺", f"asked again ({delta['text']}); what was shown of this step is void", "yellow")
             case _:  # tool calls are shown by the events that store them
                 pass
@@ -92,13 +95,16 @@ class Screen:
         self._console.print(line, soft_wrap=True)
 
     def _said(self, data: dict[str, Any]) -> None:
-        """The stored text of a step, unless all of it was shown live."""
-        content = data.get("content", "")
-        shown = self._spoken == content and (self._attempt, self._step) != (0, 0)
+        """The stored reasoning and text of a step, as far as they were not shown live."""
         self._close()
-        if content and not shown:
-            self._line("◆", content)
-        self._spoken = ""
+        for mark, kind, name, style in (("◇", "reasoning", "reasoning", "dim italic"), ("◆", "text", "content", "")):
+            stored = data.get(name, "")
+            if stored and self._spoken[kind] != stored:
+                self._line(mark, stored, style)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._spoken = {"text": "", "reasoning": ""}
 
     def _event(self, event: Event) -> None:
         data, tail = event.data, f"#{event.seq}"
@@ -119,6 +125,7 @@ class Screen:
                 self._line("▷", f"run {data['run']} handed over", "yellow", tail)
             case "model.replied":
                 self._said(data)
+                self._over[data["run"]] = data["attempt"], data["step"]
                 for call in data.get("tool_calls", ()):
                     self._line("⚙", f"{call['name']}({call['arguments']})", "magenta", tail)
             case "tool.started":
@@ -144,17 +151,16 @@ class Screen:
 
     def _ended(self, data: dict[str, Any], tail: str) -> None:
         self._said(data)
+        self._over[data["run"]] = data.get("attempt", 0), math.inf
         error = data.get("error") or {}
         why = f": {error['code']}: {error['message']}" if error else ""
         note = f" ({data['note']})" if data.get("note") else ""
         usage = data.get("usage") or {}
         tokens = usage.get("input_tokens", 0) + usage.get("output_tokens", 0)
-        self._line(
-            "■",
-            f"run {data['run']} {data['status']}{why}{note}",
-            STYLES.get(data["status"], ""),
-            f"{tokens} tokens {tail}",
-        )
+        if blob := data.get("blob"):
+            self._line("◆", f"(cut: the whole answer has {blob['size']} bytes)", "yellow")
+        end = f"run {data['run']} {data['status']}{why}{note}"
+        self._line("■", end, STYLES.get(data["status"], ""), f"{tokens} tokens {tail}")
 
 
 def _routing(data: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ def delta(index: int, text: str, *, kind: str = "text", attempt: int = 1, step: 
     return Delta(b"", {"run": run, "attempt": attempt, "step": step, "index": index, "kind": kind, "text": text})
 
 
+CALLS = [{"id": "c", "name": "add", "arguments": '{"a":1}'}]
 ERROR = {"code": "model_error", "message": "no"}
 ENDED = event(9, "run.ended", run=1, attempt=1, status="completed", content="Hello, stranger.")
 
@@ -74,8 +75,11 @@ def test_a50_an_older_attempt_is_not_heard_any_more_and_a_reset_is_shown() -> No
     assert "◆ again\n" in text
 
 
-def test_s26_reasoning_is_set_apart() -> None:
-    assert shown(delta(1, "hm", kind="reasoning"), delta(2, "yes")) == "◇ hm\n◆ yes\n"
+@pytest.mark.parametrize("live", [[], [delta(1, "hm", kind="reasoning"), delta(2, "yes")]], ids=["stored", "live"])
+def test_s26_reasoning_is_set_apart(live: list[Delta]) -> None:
+    ended = event(9, "run.ended", run=1, status="completed", content="yes", reasoning="hm")
+    assert shown(*live, ended).splitlines()[:2] == ["◇ hm", "◆ yes"]
+    assert len(shown(*live, ended).splitlines()) == 3
 
 
 def test_every_kind_of_event_has_its_line() -> None:
@@ -83,7 +87,14 @@ def test_every_kind_of_event_has_its_line() -> None:
         event(1, "session.opened"),
         event(2, "message.posted", message_id="m", author="user:ann", content=[{"text": "hi"}], queued={"run": 1}),
         event(3, "run.started", run=1, attempt=2, trigger="recovery"),
-        event(4, "model.replied", run=1, tool_calls=[{"id": "c", "name": "add", "arguments": '{"a":1}'}]),
+        event(
+            4,
+            "model.replied",
+            run=1,
+            attempt=2,
+            step=1,
+            tool_calls=[{"id": "c", "name": "add", "arguments": '{"a":1}'}],
+        ),
         event(5, "tool.returned", run=1, call_id="c", status="ok", output="x" * 400, duration=1500),
         event(6, "run.cancel_requested", run=1, by="user:ann"),
         event(
@@ -121,3 +132,10 @@ def test_no_text_plays_with_the_terminal() -> None:
     text = shown(delta(1, evil), event(9, "run.ended", run=1, status="failed", error=error), terminal=True)
     assert not any(part in text for part in ("\x1b]", "\x07", "\x1b[2J", "\x9b"))
     assert text.count("␛]0;owned␇␛[2J") == 2
+
+
+def test_text_that_comes_after_it_was_stored_is_not_shown_again() -> None:
+    replied = event(4, "model.replied", run=1, attempt=1, step=1, content="first")
+    ended = event(5, "run.ended", run=1, attempt=1, status="completed", content="last")
+    text = shown(replied, delta(1, "first"), ended, delta(2, "last", step=2))
+    assert (text.count("first"), text.count("last")) == (1, 1)
