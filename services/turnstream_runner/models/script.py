@@ -15,7 +15,7 @@ SECONDS_MAX = 3600.0
 ALWAYS = 1 << 30
 
 _DIRECTIVE = re.compile(
-    r"\[(say|think|tool|loop|slow|wait|hang|fail|drop|empty|cut|size|unicode|about|help|then)(?=[\s\]])"
+    r"\[(say|think|tool|loop|then|slow|wait|hang|fail|drop|empty|cut|size|unicode|about|help)(?=[\s\]])"
 )
 _DURATION = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(ms|s|m)")
 _SIZE = re.compile(r"([0-9]{1,9})(B|KB|MB)?")

@@ -1,7 +1,7 @@
 """What a tool returned, as the text that the model sees: a string as it is, anything else as JSON."""
 
 from pydantic import ValidationError
-from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_json
 
 from turnstream_runner.unicode import fit
 
@@ -39,10 +39,13 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 def _json(value: object) -> str:
     try:
-        return to_json(value, fallback=str, bytes_mode="base64", inf_nan_mode="strings").decode()
-    except PydanticSerializationError:  # for a lone surrogate in it, say
-        plain = to_jsonable_python(value, fallback=str, bytes_mode="base64")
-        return to_json(_fitted(plain), inf_nan_mode="strings").decode()
+        return _written(value)
+    except (PydanticSerializationError, UnicodeEncodeError):  # for a lone surrogate in it, say
+        return _written(_fitted(value))
+
+
+def _written(value: object) -> str:
+    return to_json(value, fallback=str, bytes_mode="base64", inf_nan_mode="strings").decode()
 
 
 def _fitted(value: object) -> object:
@@ -50,8 +53,8 @@ def _fitted(value: object) -> object:
         case str():
             return fit(value)
         case dict():
-            return {fit(str(key)): _fitted(inner) for key, inner in value.items()}
-        case list():
+            return {_fitted(key): _fitted(inner) for key, inner in value.items()}
+        case list() | tuple():
             return [_fitted(inner) for inner in value]
         case _:
             return value

@@ -1,0 +1,415 @@
+"""What an agent is: read from files and modules, every fault named, content-addressed."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+from pydantic import BaseModel, Field, ValidationError
+
+from turnstream.agents import Agent, AgentsError, Limits, Params, ToolContext, load, lookup, tool
+from turnstream.agents.definition import define
+from turnstream.session.events import Limits as SessionLimits
+from turnstream.session.events import Spec
+from turnstream.settings import ModelSettings
+
+WHOLE = """
+description = "Answers customers."
+model = "openai:gpt-5-mini"
+instructions = "Be brief."
+tools = ["add", "sleep"]
+queue = "slow"
+
+[params]
+temperature = 0
+max_tokens = 500
+stop = ["END"]
+reasoning_effort = "low"
+
+[limits]
+max_steps = 5
+max_model_calls = 6
+max_tool_calls = 0
+max_tokens = 10_000
+timeout = 1.5
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def write(folder: Path, **files: str | dict[str, Any]) -> None:
+    for name, content in files.items():
+        kind, text = (".toml", content) if isinstance(content, str) else (".json", json.dumps(content))
+        (folder / f"{name}{kind}").write_text(text)
+
+
+def faults(**sources: Any) -> list[str]:
+    with pytest.raises(AgentsError) as caught:
+        load(**sources)
+    assert str(caught.value).splitlines() == [str(fault) for fault in caught.value.faults]
+    return [str(fault) for fault in caught.value.faults]
+
+
+def module(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, source: str) -> str:
+    (folder / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    return name
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_toml_file_and_a_json_file_say_the_same(folder: Path) -> None:
+    write(folder, support=WHOLE)
+    agent = load(folder=folder).get("support")
+    assert agent == Agent(
+        name="support",
+        description="Answers customers.",
+        model="openai:gpt-5-mini",
+        instructions="Be brief.",
+        tools=("add", "sleep"),
+        queue="slow",
+        params=Params(temperature=0.0, max_tokens=500, stop=["END"], reasoning_effort="low"),
+        limits=Limits(max_steps=5, max_model_calls=6, max_tool_calls=0, max_tokens=10_000, timeout=1.5),
+    )
+    write(folder, other=agent.model_dump(mode="json") | {"name": "other"})
+    same = load(folder=folder).get("other")
+    assert same is not None
+    assert same.model_copy(update={"name": "support"}) == agent
+
+
+def test_a_run_pins_what_the_definition_says(folder: Path) -> None:
+    write(folder, support=WHOLE)
+    agent = load(folder=folder).get("support")
+    assert agent is not None
+    pinned = agent.pinned()
+    spec = msgspec.convert(pinned, Spec)
+    assert spec == Spec(
+        agent="support",
+        version=agent.digest[:12],
+        digest=agent.digest,
+        model="openai:gpt-5-mini",
+        queue="slow",
+        limits=SessionLimits(max_steps=5, max_model_calls=6, max_tool_calls=0, max_tokens=10_000, timeout=1500),
+    )
+    # Every field of a spec is said, and none that a spec does not have.
+    assert pinned.keys() == set(Spec.__struct_fields__)
+    assert msgspec.to_builtins(pinned["limits"]).keys() == set(SessionLimits.__struct_fields__)
+
+
+def test_the_limits_of_an_agent_are_those_of_a_run_unless_it_says_otherwise() -> None:
+    assert msgspec.convert(Agent(name="a", model="demo").pinned(), Spec).limits == SessionLimits()
+
+
+def test_a_digest_is_of_the_content() -> None:
+    def digest(**fields: Any) -> str:
+        return define("x", {"name": "a", "model": "demo", **fields}).digest
+
+    plain = digest()
+    assert plain == digest(instructions="", limits={"max_steps": 32}, queue="default", params={}), "said or default"
+    others = [
+        digest(name="b"),
+        digest(model="openai:x"),
+        digest(instructions="x"),
+        digest(description="x"),
+        digest(tools=["add"]),
+        digest(tools=["sleep", "add"]),
+        digest(tools=["add", "sleep"]),
+        digest(limits={"timeout": 1}),
+        digest(params={"seed": 1}),
+        digest(queue="slow"),
+    ]
+    assert len({plain, *others}) == len(others) + 1
+    assert plain == "307ada35f71d01c1e6371f032d3cd0f1", "a release must not change what agents are pinned by"
+
+
+def test_a_run_finds_only_the_definition_that_it_pinned(folder: Path) -> None:
+    write(folder, support='model = "demo"')
+    agents = load(folder=folder)
+    agent = agents.get("support")
+    assert agent is not None
+    assert agents.get("support", agent.digest) is agent
+    assert agents.get("support", "0" * 32) is None
+    assert agents.get("nobody") is None
+
+
+def test_every_fault_is_named_at_once_with_its_path(folder: Path) -> None:
+    write(
+        folder,
+        bad={
+            "name": "No Name",
+            "temprature": 1,
+            "params": {"temperature": 9, "top_k": 1},
+            "limits": {"max_steps": 0, "max_tool_calls": "3", "timeout": -1, "cost": 1, "fuel": 2},
+            "tools": ["add", "not a name", 3],
+            "mcp": {},
+            "graph": {},
+            "approval": {"add": "always"},
+        },
+        broken="model = ",
+        empty="",
+    )
+    (folder / "list.json").write_text("[]")
+    (folder / "bytes.toml").write_bytes(b"\xff\xfe")
+    (folder / "deep.json").write_text("[" * 100_000)
+    (folder / "notes.txt").write_text("not a definition")
+    (folder / ".hidden.toml").write_text("not a definition")
+    found = faults(folder=folder)
+    assert [fault.partition(": ")[0] for fault in found] == sorted(fault.partition(": ")[0] for fault in found)
+    text = "\n".join(found)
+    for path in (
+        "bad.json: approval: not available in this release",
+        "bad.json: graph: not available in this release",
+        "bad.json: mcp: not available in this release",
+        "bad.json: limits.cost: not available in this release",
+        "bad.json: name: ",
+        "bad.json: model: field required",
+        "bad.json: temprature: unknown field",
+        "bad.json: params.temperature: ",
+        "bad.json: params.top_k: unknown field",
+        "bad.json: limits.max_steps: ",
+        "bad.json: limits.max_tool_calls: ",
+        "bad.json: limits.timeout: ",
+        "bad.json: limits.fuel: unknown field",
+        "bad.json: tools.1: ",
+        "bad.json: tools.2: ",
+        "broken.toml: cannot be read: ",
+        "bytes.toml: cannot be read: ",
+        "deep.json: cannot be read: ",
+        "empty.toml: model: field required",
+        "list.json: is not an object",
+    ):
+        assert text.count(path) == 1, path
+    assert len(found) == 20
+
+
+@pytest.mark.parametrize("field", ["mcp", "control", "approval", "output", "policy", "durable", "graph"])
+def test_what_is_not_there_yet_is_refused_by_name(folder: Path, field: str) -> None:
+    write(folder, a={"model": "demo", field: True})
+    assert faults(folder=folder) == [f"a.json: {field}: not available in this release"]
+    with pytest.raises(ValidationError, match=f"{field}: not available in this release"):
+        Agent(name="a", model="demo", **{field: True})
+
+
+def test_an_agent_is_defined_once(folder: Path, tmp_path: Path) -> None:
+    write(folder, a='name = "same"\nmodel = "demo"', b='name = "same"\nmodel = "demo"')
+    assert faults(folder=folder) == ["b.toml: name: agent 'same' is defined in a.toml already"]
+
+
+def test_tools_and_models_have_to_be_there(folder: Path) -> None:
+    write(folder, a='model = "gpt-5"\ntools = ["nope"]', b='model = "anthropic:x"')
+    found = faults(folder=folder, models={"local": ModelSettings(provider="demo")})
+    assert found[0] == "a.toml: model: unknown model 'gpt-5'; known: demo, openai:<id>, local"
+    assert found[1].startswith("a.toml: tools.0: unknown tool 'nope'; known: add, ")
+    assert found[2] == "b.toml: model: model 'anthropic:x' is not available in this release"
+
+
+def test_a_folder_that_is_not_there_is_a_fault(folder: Path) -> None:
+    assert faults(folder=folder / "nope") == [f"{folder / 'nope'}: no such folder"]
+
+
+# --- the default ------------------------------------------------------------------------------------------------------
+
+
+def test_the_default_agent_is_always_there_with_the_built_in_tools() -> None:
+    agents = load()
+    assert [agent.name for agent in agents] == ["default"]
+    default = agents.get("default")
+    assert default is not None
+    assert default.model == "demo"
+    assert (
+        set(default.tool_names)
+        == set(agents.tools)
+        == {
+            "add",
+            "alone",
+            "count_words",
+            "errand",
+            "fail",
+            "receipt",
+            "repeat",
+            "sleep",
+        }
+    )
+
+
+def test_the_settings_name_the_model_of_the_default_agent() -> None:
+    models = {"local": ModelSettings(provider="openai", model="qwen3", base_url="http://127.0.0.1:1/v1")}
+    default = load(models=models, default_model="local").get("default")
+    assert default is not None
+    assert default.model == "local"
+    assert faults(default_model="nope") == ["settings: model: unknown model 'nope'; known: demo, openai:<id>"]
+
+
+def test_the_default_agent_gives_way_to_a_defined_one(folder: Path) -> None:
+    write(folder, default='model = "demo"\ninstructions = "Mine."')
+    default = load(folder=folder, default_model="nope").get("default")
+    assert default is not None
+    assert default.instructions == "Mine."
+    assert default.tool_names == ()
+
+
+# --- modules ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_module_gives_agents_and_tools(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    name = module(
+        monkeypatch,
+        folder,
+        "my_agents",
+        """
+from __future__ import annotations
+from turnstream.agents import Agent, tool
+
+@tool(idempotent=True, timeout=5)
+def weather(city: str) -> str:
+    "Today's weather in a city."
+    return city
+
+def make():
+    @tool
+    def add(x: int) -> int:
+        "Mine."
+        return x
+    return add
+
+support = Agent(name="support", model="demo", tools=[weather, make(), "sleep"])
+also = support
+""",
+    )
+    agents = load(modules=[name])
+    support = agents.get("support")
+    assert support is not None
+    assert support.tool_names == ("weather", "add", "sleep")
+    assert agents.tools["weather"].description == "Today's weather in a city."
+    assert agents.tools["add"].description == "Mine.", "a tool of the user's goes before a built-in one"
+    assert len(agents) == 2
+
+
+def test_a_module_that_cannot_be_used_says_why(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    bad = module(monkeypatch, folder, "bad_agent", "from turnstream.agents import Agent\nAgent(name='a', mode='x')")
+    ends = module(monkeypatch, folder, "ends", "raise SystemExit(1)")
+    odd = module(monkeypatch, folder, "odd", "from turnstream.agents import tool\n@tool\ndef f(x): ...")
+    assert faults(modules=[bad, ends, odd, "no_such_module"]) == [
+        "module bad_agent: Agent: model: field required",
+        "module bad_agent: Agent: mode: unknown field",
+        "module ends: cannot be imported: SystemExit: 1",
+        "module odd: cannot be imported: TypeError: tool f: parameter x: has no type hint",
+        "module no_such_module: cannot be imported: ModuleNotFoundError: No module named 'no_such_module'",
+    ]
+
+
+def test_two_different_tools_of_one_name_are_a_fault(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    source = "from turnstream.agents import tool\n@tool\ndef same(x: int) -> int: ..."
+    one, two = module(monkeypatch, folder, "one", source), module(monkeypatch, folder, "two", source)
+    again = module(monkeypatch, folder, "again", "from one import same")
+    assert faults(modules=[one, two, again]) == ["module two: tool 'same' is defined in module one already"]
+
+
+# --- tools ------------------------------------------------------------------------------------------------------------
+
+
+class Point(BaseModel):
+    x: int
+
+
+def test_a_tools_schema_comes_from_its_type_hints() -> None:
+    @tool
+    def search(
+        query: Annotated[str, Field(description="What to look for.")],
+        near: Point | None = None,
+        mode: Literal["fast", "deep"] = "fast",
+        *,
+        context: ToolContext,
+        copy: list[int] = [],  # noqa: B006
+    ) -> str:
+        """Looks things up.
+
+        In every book.
+        """
+        return f"{query} {near} {mode} {context} {copy}"
+
+    assert search.name == "search"
+    assert search.description == "Looks things up.\n\nIn every book."
+    assert search.context == "context"
+    assert search.schema == {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["query"],
+        "properties": {
+            "query": {"type": "string", "description": "What to look for."},
+            "near": {"anyOf": [{"$ref": "#/$defs/Point"}, {"type": "null"}], "default": None},
+            "mode": {"enum": ["fast", "deep"], "type": "string", "default": "fast"},
+            "copy": {"type": "array", "items": {"type": "integer"}, "default": []},
+        },
+        "$defs": {
+            "Point": {"title": "Point", "type": "object", "required": ["x"], "properties": {"x": {"type": "integer"}}}
+        },
+    }
+
+
+def test_a_tool_is_still_the_function_that_it_was_made_of() -> None:
+    @tool(name="plus", description="Adds.", idempotent=True, timeout=2, exclusive=True)
+    def add(a: int, b: int = 1) -> int:
+        return a + b
+
+    assert add(1) == add(1, b=1) == 2
+    assert (add.name, add.description, add.idempotent, add.timeout, add.exclusive) == ("plus", "Adds.", True, 2, True)
+
+
+class Opaque:
+    """Nothing that JSON could hold."""
+
+
+def star(*words: str) -> None: ...
+
+
+def named(**words: str) -> None: ...
+
+
+def positional(word: str, /) -> None: ...
+
+
+def unhinted(word) -> None: ...
+
+
+def unknown(word: "Nowhere") -> None: ...  # noqa: F821
+
+
+def opaque(word: Opaque) -> None: ...
+
+
+def twice(a: ToolContext, b: ToolContext) -> None: ...
+
+
+def defaulted(word: str = Field("x")) -> None: ...
+
+
+@pytest.mark.parametrize("function", [star, named, positional, unhinted, unknown, opaque, twice, defaulted, lambda: 1])
+def test_a_function_that_does_not_do_is_refused_where_it_is_defined(function: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"tool \w+: .+|is no name for a tool") as caught:
+        tool(function)
+    assert "\n" not in str(caught.value)
+
+
+def test_options_that_do_not_do_are_refused() -> None:
+    with pytest.raises(ValueError, match="approval is not available in this release"):
+        tool(approval="always")
+    for timeout in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="timeout must be more than 0"):
+            tool(timeout=timeout)
+    with pytest.raises(ValueError, match="is no name for a tool"):
+        tool(name="not a name")(positional)
+
+
+def test_a_logical_name_goes_before_all_others() -> None:
+    mine = ModelSettings(provider="openai", model="x", base_url="http://127.0.0.1:1/v1")
+    assert lookup("demo", {"demo": mine}) is mine
+    assert lookup("openai:gpt-5", {}).model == "gpt-5"
+    assert lookup("demo", {}).provider == "demo"

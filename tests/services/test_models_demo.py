@@ -1,0 +1,279 @@
+import asyncio
+import json
+import time
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnstream.session.events import ToolCall
+from turnstream.session.history import AssistantMessage, Message, ToolMessage, UserMessage
+from turnstream_runner.models import script
+from turnstream_runner.models.demo import UNICODE, DemoModel
+from turnstream_runner.models.port import Item, ModelError, ModelRequest, ReasoningDelta, Reply, TextDelta, ToolSpec
+
+
+def request(*messages: Message | str, **fields: Any) -> ModelRequest:
+    said = tuple(UserMessage(message) if isinstance(message, str) else message for message in messages)
+    return ModelRequest(model="demo", messages=said, **fields)
+
+
+async def items(asking: ModelRequest) -> list[Item]:
+    async with aclosing(DemoModel().stream(asking)) as stream:
+        return [item async for item in stream]
+
+
+async def reply(*messages: Message | str, **fields: Any) -> Reply:
+    """The one reply, which is last and is what was streamed."""
+    *deltas, last = await items(request(*messages, **fields))
+    assert isinstance(last, Reply)
+    assert "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)) == last.text
+    assert "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta)) == last.reasoning
+    return last
+
+
+async def test_plain_text_is_answered_with_what_was_heard_and_what_came_before() -> None:
+    first = await reply("My name is Ada.")
+    assert "“My name is Ada.”" in first.text
+    assert "first thing" in first.text
+    second = await reply("My name is Ada.", AssistantMessage(first.text), "Who am I?")
+    assert "“Who am I?”" in second.text
+    assert "one thing" in second.text
+    assert "“My name is Ada.”" in second.text
+    third = await reply("a", AssistantMessage("A"), "b", AssistantMessage("B"), "c")
+    assert "2 things" in third.text
+    assert "“b”" in third.text
+
+
+async def test_the_same_request_has_the_same_answer() -> None:
+    asking = request("hello [think hm] [tool add {}]", instructions="x" * 100)
+    assert await items(asking) == await items(asking)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        ("echo [say x] \u2028 verbatim ", "[say x] \u2028 verbatim "),
+        ("[say exactly this]", "exactly this"),
+        ("[say with [brackets] inside]", "with [brackets] inside"),
+        ("[size 20]", "0123456789abcde\n0123"),
+        ("[unicode]", UNICODE),
+        ("[slow 3 0ms]", "word1 word2 word3"),
+        ("[think hm]", "Done."),
+        ("[empty]", ""),
+    ],
+)
+async def test_what_is_said(prompt: str, text: str) -> None:
+    assert (await reply(prompt)).text == text
+
+
+async def test_brackets_that_are_no_directive_are_text() -> None:
+    assert "[link](x) [sayso] [ tool ]" in (await reply("[link](x) [sayso] [ tool ]")).text
+
+
+async def test_reasoning_comes_first_and_is_no_text() -> None:
+    got = await items(request("[think let me see] [say 4]"))
+    assert got[0] == ReasoningDelta("let me see")
+    assert got[-1].reasoning == "let me see"
+    assert got[-1].text == "4"
+    assert got[-1].usage.reasoning_tokens == 3
+
+
+async def test_tools_several_at_once_then_more_then_an_answer() -> None:
+    prompt = 'sum [tool add {"a":1,"b":[2,"]"]}] [tool add {"a":3}] [say a moment] [then] [tool sleep {"seconds":1}]'
+    first = await reply(prompt)
+    assert first.finish == "tool_calls"
+    assert first.text == "a moment"
+    assert [(call.name, json.loads(call.arguments)) for call in first.tool_calls] == [
+        ("add", {"a": 1, "b": [2, "]"]}),
+        ("add", {"a": 3}),
+    ]
+    so_far = (
+        prompt,
+        AssistantMessage(first.text, first.tool_calls),
+        *(ToolMessage(call.id, call.name, "3") for call in first.tool_calls),
+    )
+    second = await reply(*so_far)
+    assert [call.name for call in second.tool_calls] == ["sleep"]
+    last = await reply(
+        *so_far, AssistantMessage("", second.tool_calls), ToolMessage(second.tool_calls[0].id, "sleep", "slept")
+    )
+    assert last.text == "add returned 3; add returned 3; sleep returned slept"
+    assert last.tool_calls == ()
+
+
+async def test_call_ids_are_unique_in_the_session() -> None:
+    prompt = "[loop add {}] [tool add {}]"
+    messages: list[Message] = []
+    ids: list[str] = []
+    for _ in range(2):
+        messages.append(UserMessage(prompt))
+        for _ in range(3):
+            calls = (await reply(*messages)).tool_calls
+            ids += [call.id for call in calls]
+            messages += [AssistantMessage("", calls), *(ToolMessage(call.id, call.name, "1") for call in calls)]
+    assert len(set(ids)) == len(ids) == 12
+
+
+async def test_a_loop_never_ends_by_itself() -> None:
+    calls = (ToolCall(id="x", name="add", arguments="{}"),)
+    step = (AssistantMessage("", calls), ToolMessage("x", "add", "1"))
+    assert (await reply("[loop add {}]", *(step * 40))).tool_calls
+
+
+async def test_an_earlier_turn_that_was_asked_to_fail_fails_once() -> None:
+    assert "“hello”" in (await reply("[fail]", "hello")).text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fails_on", "retryable", "retry_after"),
+    [
+        ("[fail]", {0, 1, 5}, False, None),
+        ("[fail 404]", {0, 1, 5}, False, None),
+        ("[fail 503]", {0, 1, 5}, True, None),
+        ("[fail 503 2]", {0, 1}, True, None),
+        ("[fail 429 1 2s]", {0}, True, 2.0),
+    ],
+)
+async def test_failures_before_the_stream(
+    prompt: str, fails_on: set[int], retryable: bool, retry_after: float | None
+) -> None:
+    for tries in (0, 1, 2, 5):
+        if tries in fails_on or (prompt == "[fail 503]" or not retryable):
+            with pytest.raises(ModelError) as caught:
+                await items(request(prompt, tries=tries))
+            assert caught.value.retryable is retryable
+            assert caught.value.retry_after == retry_after
+        else:
+            assert (await reply(prompt, tries=tries)).text == "Done."
+
+
+async def test_a_stream_that_drops_says_half_and_then_all() -> None:
+    heard: list[Item] = []
+
+    async def listen() -> None:
+        async for item in DemoModel().stream(request("[drop] [say one two three four]")):
+            heard[len(heard) :] = [item]
+
+    with pytest.raises(ModelError) as caught:
+        await listen()
+    assert caught.value.retryable
+    assert "".join(item.text for item in heard) == "one two"
+    assert (await reply("[drop] [say one two three four]", tries=1)).text == "one two three four"
+
+
+async def test_the_token_limit_cuts_and_says_so() -> None:
+    cut = await reply("[cut 2] [say one two three]")
+    assert (cut.text, cut.finish) == ("one two", "length")
+    spent = await reply("[think on and on] [cut 0]")
+    assert (spent.text, spent.finish) == ("", "length")
+    assert not spent.is_empty
+    assert (await reply("[empty]")).is_empty
+
+
+@pytest.mark.parametrize("prompt", ["[hang]", "[hang late] [say one two]", "[wait 59m]", "[slow 60m] x"])
+async def test_what_hangs_can_be_cancelled(prompt: str) -> None:
+    began = asyncio.Event()
+
+    async def listen() -> None:
+        async with aclosing(DemoModel().stream(request(prompt))) as stream:
+            began.set()
+            async for _ in stream:
+                pass
+
+    listening = asyncio.create_task(listen())
+    await began.wait()
+    await asyncio.sleep(0)
+    assert not listening.done()
+    listening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await listening
+
+
+async def test_slow_is_word_by_word() -> None:
+    before = time.monotonic()
+    *deltas, _ = await items(request("[slow 5 10ms]"))
+    assert [delta.text for delta in deltas] == ["word1", " word2", " word3", " word4", " word5"]
+    assert time.monotonic() - before >= 0.05
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "[tool]",
+        "[tool add {bad]",
+        "[tool add [1]]",
+        '[tool add {"a":1} x]',
+        "[slow]",
+        "[slow 5]",
+        "[slow -1 5ms]",
+        "[slow 9999999999 5ms]",
+        "[size 1TB]",
+        "[size 9999MB]",
+        "[fail 200]",
+        "[fail x]",
+        "[drop -1]",
+        "[cut]",
+        "[wait 5]",
+        "[wait 1h]",
+        "[wait 99999999m]",
+        "[hang now]",
+    ],
+)
+async def test_a_directive_that_cannot_be_read_is_named(prompt: str) -> None:
+    assert (await reply(prompt)).text.startswith(f"I did not understand {prompt}: ")
+
+
+async def test_help_and_about_say_what_there_is() -> None:
+    text = (await reply("[help]")).text
+    names = "say think tool loop then slow wait hang fail drop empty cut size unicode about help"
+    for name in names.split():
+        assert f"[{name}" in text
+    about = json.loads(
+        (
+            await reply(
+                "hi",
+                AssistantMessage("hello"),
+                "[about]",
+                instructions="Be brief.",
+                tools=(ToolSpec("add", "", {}),),
+                params={"seed": 1},
+            )
+        ).text
+    )
+    assert about == {
+        "model": "demo",
+        "instructions": "Be brief.",
+        "params": {"seed": 1},
+        "tools": ["add"],
+        "messages": [{"user": "hi"}, {"assistant": "hello"}, {"user": "[about]"}],
+    }
+
+
+async def test_tokens_are_a_quarter_of_the_bytes() -> None:
+    usage = (await reply("12345678", instructions="1234")).usage
+    assert usage.input_tokens == 3
+    assert (await reply("[say 123456789]")).usage.output_tokens == 3
+    assert usage.cached_tokens == 0
+
+
+async def test_a_huge_answer_comes_in_bounded_pieces() -> None:
+    *deltas, last = await items(request("[size 1MB]"))
+    assert len(last.text) == 1 << 20
+    assert max(len(delta.text) for delta in deltas) <= 32 * 1024
+
+
+@given(st.text(max_size=300) | st.text(alphabet='[]{}":, toolsaythn0129msfailcu\\', max_size=200))
+def test_any_prompt_can_be_read(prompt: str) -> None:
+    steps = script.parse(prompt)
+    assert steps
+    assert all(step.words is None or step.words <= script.WORDS_MAX for step in steps)
+
+
+def test_a_long_prompt_of_open_brackets_is_read_in_reasonable_time() -> None:
+    before = time.monotonic()
+    script.parse("[say " * 13_000)
+    script.parse("[tool x {" * 7_000)
+    assert time.monotonic() - before < 2
