@@ -13,6 +13,7 @@ import sys
 import tempfile
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -22,7 +23,9 @@ from turnstream_cli.exits import CommandError, Exit
 from turnstream_cli.place import Addresses, announced, held
 from turnstream_cli.serve import http_url, print_addresses, started, until_stopped
 from turnstream_cli.stack import broker, first_of, free_port, service, serving, stop_on_signals
-from turnstream_cli.tour import Tour
+
+if TYPE_CHECKING:
+    from turnstream_cli.tour import Tour
 
 LEASE = 2.0
 """Seconds: a killed runner's run is taken over that soon. The default is 15."""
@@ -71,6 +74,8 @@ def demo(*, data_dir: Path | None = None, stay: bool | None = None) -> int:
 
 async def _play(settings: Settings, stop: asyncio.Event, stay: bool) -> list[str]:
     """Starts everything, tells the tour, stays; what the tour did not keep."""
+    from turnstream_cli.tour import Tour
+
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     console.print("starting NATS, API and projector in this process, and a runner beside it …", style="dim")
     with held(settings.data_dir):
@@ -92,7 +97,7 @@ async def _play(settings: Settings, stop: asyncio.Event, stay: bool) -> list[str
                     return tour.broken
 
 
-async def _unless_stopped(tour: Tour, stop: asyncio.Event) -> None:
+async def _unless_stopped(tour: "Tour", stop: asyncio.Event) -> None:
     """Tells the tour. Raises `CommandError` if it is stopped meanwhile."""
     playing = asyncio.create_task(tour.play())
     over = asyncio.Event()

@@ -9,7 +9,6 @@ from typing import Any
 from cyclopts import App, CycloptsError
 from rich.console import Console
 
-from turnstream.broker.errors import BrokerFault
 from turnstream.settings import SettingsError
 from turnstream_cli import demo, look, serve, talk, tend
 from turnstream_cli.exits import CommandError, Exit
@@ -26,7 +25,7 @@ def build() -> App:
     for group, commands in {
         "Start": (serve.dev, demo.demo, serve.api, serve.runner, serve.projector),
         "Talk and look (any running Turnstream, --url)": (talk.send, talk.tail, look.sessions, look.steps, look.ops),
-        "Tend": (tend.config,),
+        "Tend": (tend.rebuild, tend.config),
     }.items():
         for command in commands:
             app.command(command, group=group)
@@ -50,13 +49,25 @@ def main(tokens: list[str] | None = None) -> int:
         return _fail(errors, str(error), Exit.USAGE)
     except CommandError as error:
         return _fail(errors, str(error), error.code)
-    except BrokerFault as error:
-        return _fail(errors, f"the NATS server: {error}", Exit.UNREACHABLE)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone
         sys.stderr.close()
         return Exit.OK
+    except Exception as error:
+        for module, name, what, code in _FAILURES:
+            if module in sys.modules and isinstance(error, getattr(sys.modules[module], name)):
+                return _fail(errors, what + str(error), code)
+        raise
+
+
+_FAILURES = (
+    ("turnstream.broker.errors", "BrokerFault", "the NATS server: ", Exit.UNREACHABLE),
+    ("turnstream.log.base", "LogError", "the log: ", Exit.UNREACHABLE),
+    ("turnstream.views.database", "ViewsError", "the views' database: ", Exit.UNREACHABLE),
+    ("turnstream.agents.errors", "AgentsError", "", Exit.USAGE),
+)
+"""Module, class, beginning of the message, exit code. By name: what a command does not need it does not import."""
 
 
 def run() -> None:

@@ -8,18 +8,20 @@ import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from cyclopts import App
 
 from turnstream import settings as settings_file
-from turnstream.broker.connection import Broker
-from turnstream.broker.declare import declare
 from turnstream.settings import Settings
-from turnstream_cli import show
+from turnstream_cli import progress, show
 from turnstream_cli.exits import CommandError, Exit
 from turnstream_cli.place import held, read_addresses
 from turnstream_cli.serve import started
 from turnstream_cli.stack import broker as embedded
+
+if TYPE_CHECKING:
+    from turnstream.broker.connection import Broker
 
 CONNECT = 10.0
 """Seconds to wait for the NATS server."""
@@ -45,6 +47,32 @@ def config(*, json: bool = False) -> None:
     show.table(out, ("setting", "value", "from", "what"), cells, empty="")
     for name in settings_file.unknown(os.environ):
         out.print(f"{name} names no setting and is not used", style="yellow", markup=False)
+
+
+async def rebuild(*, json: bool = False) -> None:
+    """Make the views anew from the log, beside the ones in force, while everything goes on; then put them in force.
+
+    Parameters
+    ----------
+    json
+        Print the new checkpoint as JSON.
+    """
+    from turnstream.views.database import Database
+    from turnstream_projector import rebuild as rebuilding
+
+    async with place(started()) as settings, connection(settings) as broker:
+        database = Database(settings.database)
+        try:
+            with progress.shown("rebuild") as say:
+                done = await rebuilding.rebuild(broker, database, on_progress=lambda at: say(at.position, at.last))
+        except rebuilding.Overtaken as error:
+            raise CommandError(str(error), Exit.REFUSED) from None
+        finally:
+            await database.close()
+    if json:
+        show.print_json(done)
+    else:
+        print(f"views of generation {done.generation} are in force, as of sequence {done.position}")
 
 
 @keys.command(name="add")
@@ -149,8 +177,11 @@ async def place(settings: Settings) -> AsyncGenerator[Settings, None]:
 
 
 @asynccontextmanager
-async def connection(settings: Settings) -> AsyncGenerator[Broker, None]:
+async def connection(settings: Settings) -> "AsyncGenerator[Broker, None]":
     """A connection to the broker, its streams and buckets made. Raises `BrokerFault`."""
+    from turnstream.broker.connection import Broker
+    from turnstream.broker.declare import declare
+
     broker = await Broker.connect(
         settings.nats_url,
         name="turnstream",
