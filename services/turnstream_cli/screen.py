@@ -21,6 +21,8 @@ class Screen:
     def __init__(self, console: Console, *, say: Callable[[str], None] | None = None) -> None:
         self._console = console
         self._say = say or (lambda text: console.print(text, style="dim"))
+        self._held: dict[int, list[dict[str, Any]]] = {}
+        """Live text of runs whose start has not come yet: it is faster than what is stored."""
         self._over: dict[int, tuple[int, float]] = {}
         """By run: attempt and step of the last one that is stored."""
         self._open: str | None = None
@@ -49,6 +51,9 @@ class Screen:
 
     def _delta(self, delta: dict[str, Any]) -> None:
         run, attempt, step = int(delta["run"].rpartition(".")[2]), int(delta["attempt"]), int(delta["step"])
+        if run in self._held:
+            self._held[run].append(delta)
+            return
         if (attempt, step) <= self._over.get(run, (0, 0)):
             return  # what is stored of this step has been shown
         if (run, attempt, step) != (self._run, self._attempt, self._step):
@@ -116,11 +121,15 @@ class Screen:
             case "message.posted":
                 text = "\n  ".join(part.get("text", "") for part in data.get("content", ()))
                 self._line("▸", f"{data.get('author', '')}: {text}", "bold", f"{_routing(data)} {tail}")
+                if routed := data.get("starts") or data.get("queued"):
+                    self._held[routed["run"]] = []
             case "message.withdrawn":
                 self._line("▸", f"message {data['message_id']} withdrawn", "yellow", tail)
             case "run.started":
                 again = "" if data.get("trigger", "message") == "message" else f", {data['trigger']}"
                 self._line("▶", f"run {data['run']} started", "cyan", f"attempt {data['attempt']}{again} {tail}")
+                for delta in self._held.pop(data["run"], ()):
+                    self._delta(delta)
             case "run.released":
                 self._line("▷", f"run {data['run']} handed over", "yellow", tail)
             case "model.replied":
@@ -152,6 +161,7 @@ class Screen:
     def _ended(self, data: dict[str, Any], tail: str) -> None:
         self._said(data)
         self._over[data["run"]] = data.get("attempt", 0), math.inf
+        self._held.pop(data["run"], None)
         error = data.get("error") or {}
         why = f": {error['code']}: {error['message']}" if error else ""
         note = f" ({data['note']})" if data.get("note") else ""

@@ -104,6 +104,7 @@ class Tour:
             "[then] [slow 30ms] [say The sum is 42, and the text has 6 words.]"
         )
         self._title("Another one posts over HTTP. The model reasons, asks two tools at once, and speaks as it goes.")
+        self._console.print("  (The demo model does what its prompt says; [help] as a prompt tells how.)", markup=False)
         await self._message(content)
         ended = await self._ended(2, "completed", "a posted message became a run with reasoning, tools and an answer")
         seen = {event.type for event in self._by_sse if event.data.get("run") == 2}

@@ -139,3 +139,10 @@ def test_text_that_comes_after_it_was_stored_is_not_shown_again() -> None:
     ended = event(5, "run.ended", run=1, attempt=1, status="completed", content="last")
     text = shown(replied, delta(1, "first"), ended, delta(2, "last", step=2))
     assert (text.count("first"), text.count("last")) == (1, 1)
+
+
+def test_live_text_waits_for_the_start_of_its_run() -> None:
+    posted = event(1, "message.posted", message_id="m", author="user:ann", content=[{"text": "hi"}], starts={"run": 1})
+    started = event(2, "run.started", run=1, attempt=1)
+    lines = shown(posted, delta(1, "Hello, "), started, delta(2, "stranger."), ENDED).splitlines()
+    assert [line[:7] for line in lines] == ["▸ user:", "▶ run 1", "◆ Hello", "■ run 1"]
