@@ -58,6 +58,8 @@ class ModelSettings(BaseModel):
     """A logical model name: which provider answers, at which address, with which key.
 
     The key is `api_key`, else what the environment variable `api_key_env` holds when the model is first called.
+    `silence` is how long the provider may send nothing before the call is given up; a model that reasons without
+    showing it, or is slow to begin, needs minutes.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -67,6 +69,7 @@ class ModelSettings(BaseModel):
     base_url: str | None = None
     api_key: SecretStr | None = None
     api_key_env: str | None = None
+    silence: PositiveFloat = 300.0
 
     @model_validator(mode="after")
     def _check(self) -> Self:

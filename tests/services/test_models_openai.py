@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from tests.support.providers import Aimock, Exchange, peer
 
 from turnstream.session.events import ToolCall, Usage
@@ -38,8 +39,8 @@ def request(*messages: Message, **fields: Any) -> ModelRequest:
 
 
 def chat(base_url: str, *, silence: float = 10.0, model: str = "gpt-4.1-mini", key: str = "sk-test-1") -> OpenAIChat:
-    settings = ModelSettings(provider="openai", model=model, base_url=base_url, api_key=key)
-    return OpenAIChat(settings, environment={}, silence=silence)
+    settings = ModelSettings(provider="openai", model=model, base_url=base_url, api_key=SecretStr(key), silence=silence)
+    return OpenAIChat(settings, environment={})
 
 
 async def asked(model: Model, asking: ModelRequest) -> list[Item]:

@@ -199,6 +199,7 @@ def failing(error: BaseException, *, in_thread: bool) -> Tool[..., Any]:
     ("error", "shown"),
     [
         (ToolError("there is no such city\ntry another"), "there is no such city\ntry another"),
+        (ToolError("x" * 5000), "x" * 4096 + "…"),
         (ValueError("first line\nsecond line"), "ValueError: first line"),
         (RuntimeError(), "RuntimeError"),
         (SystemExit(3), "SystemExit: 3"),

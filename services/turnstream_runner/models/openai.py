@@ -38,13 +38,13 @@ from turnstream.session.events import ToolCall, Usage
 from turnstream.settings import ModelSettings
 from turnstream_runner.models import prompt
 from turnstream_runner.models.port import Finish, Item, ModelError, ModelRequest, ReasoningDelta, Reply, TextDelta
-from turnstream_runner.shown import line, shown
+from turnstream_runner.shown import STRUCK, line, shown
 from turnstream_runner.unicode import Joined, fit
 
 CONNECT = 10.0
 """Seconds to connect in."""
-SILENCE = 300.0
-"""Seconds without a byte after which a call is given up; a model that reasons in silence may take minutes."""
+NO_KEY = "none"
+"""What is sent where a server at an address of its own needs no key: the client insists on one."""
 FINISHES: Mapping[str | None, Finish] = {
     "stop": "stop",
     "length": "length",
@@ -57,13 +57,11 @@ RETRYABLE = frozenset({408, 409, 425, 429})
 class OpenAIChat:
     """A model of the port, at one address with one key. Raises `ModelError` where there is no key."""
 
-    def __init__(
-        self, settings: ModelSettings, *, environment: Mapping[str, str] = os.environ, silence: float = SILENCE
-    ) -> None:
+    def __init__(self, settings: ModelSettings, *, environment: Mapping[str, str] = os.environ) -> None:
         self._key = _key(settings, environment)
-        self._client = AsyncOpenAI(
-            api_key=self._key, base_url=settings.base_url, max_retries=0, timeout=Timeout(silence, connect=CONNECT)
-        )
+        timeout = Timeout(settings.silence, connect=CONNECT)
+        # One retry layer, ours: the client's is off.
+        self._client = AsyncOpenAI(api_key=self._key, base_url=settings.base_url, max_retries=0, timeout=timeout)
         provider = (
             OpenAICompatibleProvider("openai-compatible", openai_client=self._client)
             if settings.base_url
@@ -100,20 +98,21 @@ class OpenAIChat:
         yield reply
 
     def _error(self, error: AgentRunError) -> ModelError:
-        message = _message(error).replace(self._key, "***")
+        message = _message(error)
+        if self._key != NO_KEY:
+            message = message.replace(self._key, STRUCK)
         retry_after = error.retry_after if isinstance(error, ModelAPIError) else None
         code = "context_overflow" if isinstance(error, ModelContextWindowExceededError) else "model_error"
         return ModelError(message, code=code, retryable=_is_retryable(error), retry_after=retry_after)
 
 
 def _key(settings: ModelSettings, environment: Mapping[str, str]) -> str:
-    """The key to send; a server at an address of its own may need none."""
-    if settings.api_key is not None:
-        return settings.api_key.get_secret_value()
+    if settings.api_key and (key := settings.api_key.get_secret_value()):
+        return key
     if settings.api_key_env and (key := environment.get(settings.api_key_env)):
         return key
     if settings.base_url:
-        return "none"
+        return NO_KEY
     where = f"the environment variable {settings.api_key_env}" if settings.api_key_env else "`api_key`"
     raise ModelError(f"there is no key for model {settings.model!r}: set {where}")
 

@@ -55,8 +55,8 @@ def parameters(tools: Iterable[ToolSpec]) -> ModelRequestParameters:
 
 
 def settings(request: ModelRequest) -> OpenAIChatModelSettings:
-    """No retries but our own. The provider sees a digest of the step's key, not which session it is."""
-    found = OpenAIChatModelSettings(max_retries=0)
+    """The provider sees a digest of the step's key, not which session it is."""
+    found = OpenAIChatModelSettings()
     if request.idempotency_key:
         found["extra_headers"] = {"Idempotency-Key": digest(request.idempotency_key.encode())}
     _take(found, request.params)

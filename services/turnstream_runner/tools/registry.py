@@ -24,6 +24,8 @@ from turnstream_runner.tools.threads import in_thread
 from turnstream_runner.unicode import fit
 
 AnyTool = Tool[..., Any]
+ERROR_MAX = 4096
+"""Characters of an error that the model sees."""
 GRACE = 1.0
 """Seconds that a cancelled function gets to clean up before nobody waits for it any more."""
 
@@ -137,4 +139,4 @@ async def _output(tool: AnyTool, given: dict[str, Any]) -> str:
 
 
 def _error(message: str) -> ToolResult:
-    return ToolResult(status="error", error=message)
+    return ToolResult(status="error", error=message if len(message) <= ERROR_MAX else f"{message[:ERROR_MAX]}…")
