@@ -95,7 +95,9 @@ class Hub:
 
     def enter(self, filter: Filter, *, account: str, owner: str) -> Listener:
         """A new stream's listener. Until it `leave`s it is kept alive, and told when the server shuts down."""
-        listener = Listener(filter, budget=self._budget, account=account, owner=owner)
+        listener = Listener(
+            filter, budget=self._budget, account=account, owner=owner, on_overflow=self._metrics.overflows.inc
+        )
         if self.closed:
             listener.end("bye")
         self._streams.add(listener)
@@ -107,8 +109,6 @@ class Hub:
     def leave(self, listener: Listener) -> None:
         self._streams.discard(listener)
         self._metrics.listeners.dec()
-        if listener.ending == "overflow":
-            self._metrics.overflows.inc()
 
     def expel(self, valid: Callable[[str, str], bool]) -> None:
         """Ends the streams of those whose account and API key are not `valid` any more."""

@@ -6,6 +6,7 @@ it holds and ends with `overflow`.
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Literal
 
 from turnstream_api.frames import Filter
@@ -18,10 +19,12 @@ Ending = Literal["overflow", "ended", "bye", "gone", "unauthorized"]
 
 
 class Listener:
-    """`budget`: bytes that may wait for it. `owner`: id of the API key it came with."""
+    """`budget`: bytes that may wait for it. `owner`: id of the API key it came with. `on_overflow` is called when it is
+    too slow."""
 
     __slots__ = (
         "_ending",
+        "_on_overflow",
         "_pieces",
         "_size",
         "_waiter",
@@ -34,7 +37,9 @@ class Listener:
         "sent",
     )
 
-    def __init__(self, filter: Filter, *, budget: int, account: str = "", owner: str = "") -> None:
+    def __init__(
+        self, filter: Filter, *, budget: int, account: str, owner: str, on_overflow: Callable[[], None]
+    ) -> None:
         self.filter = filter
         self.budget = budget
         self.account = account
@@ -49,6 +54,7 @@ class Listener:
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
         self._ending: Ending | None = None
+        self._on_overflow = on_overflow
 
     @property
     def ending(self) -> Ending | None:
@@ -62,6 +68,7 @@ class Listener:
         if self._size and self._size + len(data) > self.budget:
             self._pieces.clear()
             self._size = 0
+            self._on_overflow()
             self.end("overflow")
             return
         self._pieces.append((data, seq))

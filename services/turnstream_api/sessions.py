@@ -18,7 +18,7 @@ from turnstream_api import checks
 from turnstream_api.api import Answer, Api, Caller, Stream
 from turnstream_api.checks import AgentName, Cursor, ExpectedSeq, Limit, Metadata, Policy, Seq, SessionId, TitleText
 from turnstream_api.errors import Problem
-from turnstream_api.frames import Filter
+from turnstream_api.frames import DELTA, Filter
 from turnstream_api.operation import Read, Request
 from turnstream_api.paging import read_after
 
@@ -183,8 +183,10 @@ async def read_events(api: Api, caller: Caller, request: ReadEvents) -> Answer |
     if not session.exists:
         raise checks.no_session(request.session)
     if caller.streams:
-        deltas = request.deltas and (types is None or "delta" in types)
+        deltas = request.deltas and (types is None or DELTA in types)
         return Stream(key=key, after=after, filter=Filter(types=types, deltas=deltas))
+    if after > session.seq:  # ahead of the log, or of a read that lags
+        after = min(after, await api.log.last(key))
     events: list[msgspec.Raw] = []
     size = looked = 0
     async for page in read_after(api.log, key, after):

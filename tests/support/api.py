@@ -11,12 +11,13 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.waiting import eventually
+
 from turnstream.broker.connection import Broker
 from turnstream.ids import SessionKey, uuid7
 from turnstream.log.handle import Handled, Sessions
 from turnstream.log.jetstream import JetStreamLog
-from turnstream.session.commands import Origin, RecordFact, RunFact, StartRun
-from turnstream.session.events import RunEnded, RunStarted, Wake
+from turnstream.session.commands import Origin, PostMessage, RecordFact, RunFact, StartRun
+from turnstream.session.events import Part, RunEnded, RunStarted, Wake
 from turnstream.settings import Settings
 from turnstream_cli.sse import Frame, Frames
 
@@ -58,6 +59,23 @@ class Hand:
         fields = {"status": "completed", "content": content} | more
         return await self.say(run, RunEnded(run=live.n, attempt=live.attempt, **fields))
 
+    async def notices(self, session: str, count: int, text: str = "notice") -> list[int]:
+        """Appends so many events; their sequences."""
+        found: list[int] = []
+        for n in range(count):
+            command = PostMessage(
+                origin=self._origin(),
+                message_id=f"n-{next(_wakes)}",
+                author="user:hand",
+                kind="notice",
+                content=(Part(text=f"{text} {n}"),),
+                specs={},
+            )
+            handled = await self.sessions.handle(self.key(session), command)
+            assert handled.recorded is not None
+            found.append(handled.recorded.seq)
+        return found
+
     async def carry_out(self, run: str, content: str = "done", **more: Any) -> Handled:
         await self.start(run)
         return await self.end(run, content, **more)
@@ -74,7 +92,8 @@ class Running:
         self.account = account
         self.broker = broker
         self.url = f"http://127.0.0.1:{settings.http_port}"
-        self.http = httpx.AsyncClient(base_url=self.url, timeout=20, trust_env=False)
+        limits = httpx.Limits(max_connections=None)
+        self.http = httpx.AsyncClient(base_url=self.url, timeout=20, trust_env=False, limits=limits)
         self.hand = Hand(broker, account)
         self._stop = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
@@ -121,7 +140,9 @@ class Running:
         return run
 
     @contextlib.asynccontextmanager
-    async def feed(self, session: str, /, *, method: str = "GET", path: str = "", **given: Any) -> AsyncIterator["Feed"]:
+    async def feed(
+        self, session: str, /, *, method: str = "GET", path: str = "", **given: Any
+    ) -> AsyncIterator["Feed"]:
         """An open stream of the session's events; `given` are headers, query parameters and a JSON body."""
         headers = {"Accept": "text/event-stream", **given.pop("headers", {})}
         body = given.pop("json", None)
