@@ -295,7 +295,8 @@ async def test_a_closed_connection_is_an_error(nats_url: str, key: SessionKey) -
     broker = await connect(nats_url)
     log = JetStreamLog(broker)
     await broker.close()
-    for failing in (log.append(key, decision(key, 1), 0), read(log, key), log.subscribe(key, print, print)):
+    append, subscribe = log.append(key, decision(key, 1), 0), log.subscribe(key, print, print)
+    for failing in (append, read(log, key), log.last(key), subscribe):
         with pytest.raises(LogError) as error:
             await failing
         assert not isinstance(error.value, Unavailable)

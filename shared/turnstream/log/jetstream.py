@@ -24,7 +24,7 @@ from nats.errors import Error
 
 from turnstream import ids, subjects
 from turnstream.broker.connection import Broker
-from turnstream.broker.errors import BrokerClosed, BrokerError, BrokerFault
+from turnstream.broker.errors import BrokerClosed, BrokerError, BrokerTimeout
 from turnstream.ids import SessionKey
 from turnstream.log import codec
 from turnstream.log.base import BrokenChain, Conflict, Listener, LogError, Unavailable, Unreadable
@@ -128,7 +128,7 @@ class JetStreamLog:
         try:
             answer = await self._replies.one(write.subject, write.head, write.payload, self._try)
         except BrokerClosed as error:
-            raise LogError(f"{write.key}: {error}") from error
+            raise _closed(write.key) from error
         return answer and _acks.decode(answer.data)
 
     async def _settle(self, write: "_Write", ack: "_Ack | None") -> int | None:
@@ -159,8 +159,10 @@ class JetStreamLog:
             if error.err_code == NO_MESSAGE:
                 return None
             raise Unavailable(f"{key}: {error}") from error
-        except BrokerFault as error:
+        except BrokerTimeout as error:
             raise Unavailable(f"{key}: {error}") from error
+        except BrokerClosed as error:
+            raise _closed(key) from error
         return msgspec.convert(answer["message"], _Stored)
 
     async def _page(self, key: SessionKey, subject: str, after: int) -> tuple[list[Recorded], int]:
@@ -191,7 +193,7 @@ class JetStreamLog:
         try:
             return await self._replies.several(_DIRECT, which, self._try)
         except BrokerClosed as error:
-            raise LogError(f"{key}: {error}") from error
+            raise _closed(key) from error
 
 
 class JetStreamSubscription:
@@ -293,6 +295,10 @@ class _Stored(msgspec.Struct):
 
 
 _acks = msgspec.json.Decoder(_Ack)
+
+
+def _closed(key: SessionKey) -> LogError:
+    return LogError(f"{key}: the connection to the broker has been closed")
 
 
 @lru_cache(maxsize=65536)
