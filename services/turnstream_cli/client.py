@@ -41,6 +41,8 @@ class Refused(CommandError):
     def __init__(self, problem: Mapping[str, Any], status: int) -> None:
         text = problem.get("detail") or problem.get("title") or f"status {status}"
         known = {"type", "title", "status", "detail", "code", "request_id"}
+        if status == 401:
+            text = "an API key is needed, or this one is not valid: --key, or TURNSTREAM_API_KEY"
         extra = "".join(f", {name}: {value}" for name, value in problem.items() if name not in known)
         super().__init__(f"{text} ({problem.get('code') or status}{extra})", Exit.REFUSED)
         self.status = status

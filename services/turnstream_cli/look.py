@@ -213,7 +213,10 @@ def _run(text: str) -> str:
 
 
 def _timed(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: show.local_time(value) if name.endswith("_at") else value for name, value in one.items()}
+    return {
+        name: show.local_time(value) if name.endswith("_at") or name == "deadline" else value
+        for name, value in one.items()
+    }
 
 
 def _flat(one: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -40,7 +40,7 @@ def dev(
     sync_interval
         How often the embedded NATS server syncs to disk: `always`, or a duration such as `10s`.
     """
-    settings = started(data_dir=data_dir, http_port=port, nats_port=nats_port, sync_interval=sync_interval)
+    settings = started(quiet=True, data_dir=data_dir, http_port=port, nats_port=nats_port, sync_interval=sync_interval)
     console = Console(stderr=True, highlight=False)
 
     async def run() -> None:
@@ -95,13 +95,18 @@ def projector() -> int:
     return _service("projector", started())
 
 
-def started(**given: object) -> Settings:
-    """The effective settings of a service that starts, its logs set up by them. Raises `SettingsError`."""
+def started(*, quiet: bool = False, **given: object) -> Settings:
+    """The effective settings of a service that starts, its logs set up by them. Raises `SettingsError`.
+
+    People get their kind of log, and with `quiet` only warnings, unless the settings say otherwise.
+    """
     settings = settings_file.load(**given)
     if settings.modules and os.getcwd() not in sys.path:  # they may lie where we are started, as with `python -m`
         sys.path.insert(0, os.getcwd())
-    people = "log_format" not in settings.model_fields_set and sys.stderr.isatty()
-    configure(level=settings.log_level, format="console" if people else settings.log_format)
+    people = sys.stderr.isatty()
+    format = "console" if people and "log_format" not in settings.model_fields_set else settings.log_format
+    level = "warning" if people and quiet and "log_level" not in settings.model_fields_set else settings.log_level
+    configure(level=level, format=format)
     for name in settings_file.unknown(os.environ):
         log.warning("this variable names no setting", variable=name)
     return settings
