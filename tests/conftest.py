@@ -1,1 +1,8 @@
-pytest_plugins = ["tests.support.processes", "tests.support.nats", "tests.support.beds", "tests.support.database", "tests.support.providers", "tests.support.api"]
+pytest_plugins = [
+    "tests.support.processes",
+    "tests.support.nats",
+    "tests.support.beds",
+    "tests.support.database",
+    "tests.support.providers",
+    "tests.support.api",
+]
