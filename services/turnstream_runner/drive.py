@@ -343,7 +343,7 @@ class Drive:
         assert self._role is not None and self._speech is not None  # only a run of ours is called for
         tools = self._role.tools
         call = await self._ledger.call(effect.reply_seq, effect.call.id)
-        async with tools.turn(call.name, self.key.run(effect.run)):
+        async with tools.turn(call.name, f"{self.key.account}/{self.key.run(effect.run)}"):
             if self._draining:
                 return None
             if not tools.is_idempotent(call.name) and effect.call.started != effect.attempt:

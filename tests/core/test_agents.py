@@ -189,6 +189,13 @@ def test_every_fault_is_named_at_once_with_its_path(folder: Path) -> None:
     assert len(found) == 20
 
 
+@pytest.mark.parametrize("timeout", ["inf", "nan", "0", "1e300", "true", '"5"'])
+def test_a_timeout_is_a_time(folder: Path, timeout: str) -> None:
+    write(folder, a=f'model = "demo"\nlimits = {{timeout = {timeout}}}')
+    [fault] = faults(folder=folder)
+    assert fault.startswith("a.toml: limits.timeout: ")
+
+
 @pytest.mark.parametrize("field", ["mcp", "control", "approval", "output", "policy", "durable", "graph"])
 def test_what_is_not_there_yet_is_refused_by_name(folder: Path, field: str) -> None:
     write(folder, a={"model": "demo", field: True})

@@ -272,6 +272,22 @@ def test_any_prompt_can_be_read(prompt: str) -> None:
     assert all(step.words is None or step.words <= script.WORDS_MAX for step in steps)
 
 
+_PIECES = [
+    *("[say x]", "[say", "[think hm]", "[tool add {}]", "[tool", "[tool a b]", "[loop x]", "[then]", "[fail]"),
+    *("[fail 503 1]", "[drop]", "[drop always]", "[empty]", "[cut 1]", "[size 10]", "[size 9", "[unicode]", "[about]"),
+    *("[help]", "]", "{", "}", "\\", '"', "echo ", "\ud800", "\0", "[slow 3 0ms]", "[wait 0s]"),
+]
+
+
+@given(st.lists(st.sampled_from(_PIECES) | st.text(max_size=5), max_size=12).map(" ".join), st.integers(0, 3))
+def test_no_prompt_breaks_the_model(prompt: str, tries: int) -> None:
+    try:
+        last = asyncio.run(items(request("before", prompt, tries=tries)))[-1]
+    except ModelError:
+        return
+    assert isinstance(last, Reply)
+
+
 def test_a_long_prompt_of_open_brackets_is_read_in_reasonable_time() -> None:
     before = time.monotonic()
     script.parse("[say " * 13_000)

@@ -60,8 +60,8 @@ class Tools:
 
     @asynccontextmanager
     async def turn(self, name: str, run: str) -> AsyncGenerator[None, None]:
-        """Waits until this call may begin beside the other calls of `run`: an exclusive tool runs alone. Held around
-        the whole call, and around whatever is stored before it."""
+        """Waits until this call may begin beside the other calls of `run`, named with its account: an exclusive tool
+        runs alone. Held around the whole call, and around whatever is stored before it."""
         tool = self._tools.get(name)
         gate = self._gates.setdefault(run, Gate())
         try:

@@ -15,7 +15,6 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
-    PositiveFloat,
     PositiveInt,
     StringConstraints,
     ValidationError,
@@ -48,7 +47,7 @@ def _tool_or_name(value: object) -> str | AnyTool:
 
 
 class _Definition(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def _refuse(data: object, later: frozenset[str]) -> object:
@@ -82,7 +81,7 @@ class Limits(_Definition):
     max_model_calls: PositiveInt = 32
     max_tool_calls: Annotated[int, Field(ge=0)] = 64
     max_tokens: PositiveInt | None = None
-    timeout: PositiveFloat = 600.0
+    timeout: Annotated[float, Field(gt=0, le=366 * 86_400)] = 600.0
 
     @model_validator(mode="before")
     @classmethod
