@@ -168,7 +168,10 @@ STREAMS = (
     ),
 )
 
-DISPATCH = Consumer(stream=SESSIONS, name="dispatch", filters=("ts.session.>",), headers_only=True, max_ack_pending=-1)
+# Carrying an event takes milliseconds; one that was lost on the way to a dispatcher comes again soon.
+DISPATCH = Consumer(
+    stream=SESSIONS, name="dispatch", filters=("ts.session.>",), ack_wait=5, headers_only=True, max_ack_pending=-1
+)
 INBOX_CONSUMER = Consumer(stream=INBOX, name="inbox")
 
 
