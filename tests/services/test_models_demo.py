@@ -5,7 +5,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnstream.session.events import ToolCall
@@ -265,6 +265,7 @@ async def test_a_huge_answer_comes_in_bounded_pieces() -> None:
     assert max(len(delta.text) for delta in deltas) <= 32 * 1024
 
 
+@settings(deadline=None)
 @given(st.text(max_size=300) | st.text(alphabet='[]{}":, toolsaythn0129msfailcu\\', max_size=200))
 def test_any_prompt_can_be_read(prompt: str) -> None:
     steps = script.parse(prompt)
@@ -279,6 +280,7 @@ _PIECES = [
 ]
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(_PIECES) | st.text(max_size=5), max_size=12).map(" ".join), st.integers(0, 3))
 def test_no_prompt_breaks_the_model(prompt: str, tries: int) -> None:
     try:

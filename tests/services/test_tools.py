@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from tests.support.waiting import eventually
@@ -158,6 +158,7 @@ async def test_a37_any_output_is_text_that_can_be_stored(value: object, output: 
 _ANY = st.text('aé😀\0\ud83d\ude00\u2028"\\')
 
 
+@settings(deadline=None)
 @given(
     st.recursive(
         st.none() | st.floats() | st.binary() | _ANY, lambda inner: st.lists(inner) | st.dictionaries(_ANY, inner)
@@ -428,6 +429,15 @@ async def test_a_call_that_is_cancelled_while_it_waits_leaves_the_way_free() -> 
 )
 async def test_the_built_in_tools(name: str, arguments: str, result: ToolResult) -> None:
     assert await Tools(agents.load().tools).call(name, arguments, CONTEXT) == result
+
+
+async def test_no_prompt_can_use_up_the_memory() -> None:
+    some = Tools(agents.load().tools)
+    most = await some.call("repeat", '{"text": "é", "times": 4194304}', CONTEXT)
+    assert (most.status, len(most.output)) == ("ok", 1 << 22)
+    for times in (4_194_305, 10**30):
+        more = await some.call("repeat", json.dumps({"text": "é", "times": times}), CONTEXT)
+        assert more.error == "that would be more than 8388608 bytes"
 
 
 @pytest.mark.parametrize("arguments", ['{"seconds": 61}', '{"seconds": -1}', '{"seconds": NaN}'])

@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnstream_runner.unicode import Joined, fit
@@ -12,6 +12,7 @@ def test_only_what_cannot_be_stored_is_changed() -> None:
     assert fit("\0 \ud83d\ude00 \ude00\ud83d") == "\ufffd 😀 \ufffd\ufffd"
 
 
+@settings(deadline=None)
 @given(ODD, st.lists(st.integers(0, 20)))
 def test_a_text_in_pieces_is_the_text(text: str, cuts: list[int]) -> None:
     edges = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]

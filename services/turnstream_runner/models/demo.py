@@ -18,7 +18,7 @@ Anything else is asked for in brackets:
     [drop]                   the stream breaks in the middle, once; [drop 2], [drop always]
     [empty]                  an empty reply
     [cut 5]                  the answer stops at the token limit, after 5 words; [think …] [cut 0]: before any
-    [size 8MB]               an answer of that size
+    [size 1MB]               an answer of that size, up to 8MB
     [unicode]                an answer of characters that are often mishandled
     [about]                  what the model was sent, as JSON
     [help]                   this

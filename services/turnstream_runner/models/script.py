@@ -9,7 +9,7 @@ import re
 
 import msgspec
 
-SIZE_MAX = 16 << 20
+SIZE_MAX = 8 << 20
 WORDS_MAX = 100_000
 SECONDS_MAX = 3600.0
 ALWAYS = 1 << 30
@@ -193,5 +193,5 @@ def _size(word: str) -> int:
     found = _SIZE.fullmatch(word)
     size = int(found[1]) * int(_UNITS[found[2]]) if found else -1
     if not 0 <= size <= SIZE_MAX:
-        raise ValueError(f"{word!r} is no size like 500, 64KB or 8MB, up to 16MB")
+        raise ValueError(f"{word!r} is no size like 500, 64KB or 8MB, up to 8MB")
     return size

@@ -9,6 +9,9 @@ from pydantic import Field
 
 from turnstream.agents.tool import Tool, ToolContext, ToolError, tool
 
+REPEAT_MAX: Final = 8 << 20
+"""Bytes of what `repeat` returns: a prompt must not be able to use up the memory of a runner."""
+
 Seconds = Annotated[float, Field(ge=0, le=60)]
 
 
@@ -32,7 +35,10 @@ async def sleep(seconds: Seconds) -> str:
 
 
 @tool
-async def errand(seconds: Seconds = 0) -> str:
+async def errand(seconds: REPEAT_MAX: Final = 8 << 20
+"""Bytes of what `repeat` returns: a prompt must not be able to use up the memory of a runner."""
+
+Seconds = 0) -> str:
     """Waits like `sleep`, but as something that must not be done twice: if it is cut off by a crash, nobody knows
     whether it was done, and it is not repeated."""
     await asyncio.sleep(seconds)
@@ -40,7 +46,10 @@ async def errand(seconds: Seconds = 0) -> str:
 
 
 @tool(exclusive=True, idempotent=True)
-async def alone(seconds: Seconds = 0) -> str:
+async def alone(seconds: REPEAT_MAX: Final = 8 << 20
+"""Bytes of what `repeat` returns: a prompt must not be able to use up the memory of a runner."""
+
+Seconds = 0) -> str:
     """Waits like `sleep`, while no other tool of the same run is running."""
     await asyncio.sleep(seconds)
     return "was alone"
@@ -59,8 +68,10 @@ def fail(message: str = "this tool always fails") -> str:
 
 
 @tool(idempotent=True)
-def repeat(text: Annotated[str, Field(max_length=4096)], times: Annotated[int, Field(ge=0, le=65_536)]) -> str:
-    """The text, so many times over: a result of any size."""
+def repeat(text: Annotated[str, Field(max_length=4096)], times: Annotated[int, Field(ge=0)]) -> str:
+    """The text, so many times over: a result of any size up to 8 MB."""
+    if len(text.encode()) * times > REPEAT_MAX:
+        raise ToolError(f"that would be more than {REPEAT_MAX} bytes")
     return text * times
 
 
