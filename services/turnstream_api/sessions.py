@@ -65,11 +65,12 @@ async def open_session(api: Api, caller: Caller, request: OpenSession) -> Answer
         key, OpenCommand(origin=origin, opens=opens, given=frozenset(given)), fresh=fresh
     )
     recorded, receipt = handled.recorded, handled.session.receipt(origin.idempotency_key)
-    created = recorded is not None and recorded.previous == 0
     seq = recorded.seq if recorded else receipt.seq if receipt else handled.session.seq
+    opening = handled.session.opening
+    created = recorded.previous == 0 if recorded else opening is not None and opening[1] is receipt
     return Answer(
         body=Opened(session=key.session, created=created, seq=seq),
-        status=201 if created else 200,
+        status=201 if created and recorded else 200,
         seq=seq,
         replayed=recorded is None and receipt is not None,
     )

@@ -209,3 +209,18 @@ async def api(nats: Broker, nats_url: str, account: str, tmp_path: Path) -> Asyn
     await running.start()
     yield running
     await running.close()
+
+
+@pytest.fixture
+async def viewed(api: Running) -> AsyncIterator[Running]:
+    """The same, with a projector beside it."""
+    from turnstream_projector.app import serve
+
+    stop, ready = asyncio.Event(), asyncio.Event()
+    serving = asyncio.create_task(serve(api.settings, stop=stop, ready=ready.set))
+    await eventually(lambda: ready.is_set() or serving.done())
+    if serving.done():
+        serving.result()
+    yield api
+    stop.set()
+    await serving
