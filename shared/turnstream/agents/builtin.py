@@ -35,10 +35,7 @@ async def sleep(seconds: Seconds) -> str:
 
 
 @tool
-async def errand(seconds: REPEAT_MAX: Final = 8 << 20
-"""Bytes of what `repeat` returns: a prompt must not be able to use up the memory of a runner."""
-
-Seconds = 0) -> str:
+async def errand(seconds: Seconds = 0) -> str:
     """Waits like `sleep`, but as something that must not be done twice: if it is cut off by a crash, nobody knows
     whether it was done, and it is not repeated."""
     await asyncio.sleep(seconds)
@@ -46,10 +43,7 @@ Seconds = 0) -> str:
 
 
 @tool(exclusive=True, idempotent=True)
-async def alone(seconds: REPEAT_MAX: Final = 8 << 20
-"""Bytes of what `repeat` returns: a prompt must not be able to use up the memory of a runner."""
-
-Seconds = 0) -> str:
+async def alone(seconds: Seconds = 0) -> str:
     """Waits like `sleep`, while no other tool of the same run is running."""
     await asyncio.sleep(seconds)
     return "was alone"
