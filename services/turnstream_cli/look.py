@@ -213,10 +213,9 @@ def _run(text: str) -> str:
 
 
 def _timed(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: show.local_time(value) if name.endswith("_at") or name == "deadline" else value
-        for name, value in one.items()
-    }
+    """With its times as people read them."""
+    times = {name for name in one if name.endswith("_at") or name == "deadline"}
+    return {name: show.local_time(value) if name in times else value for name, value in one.items()}
 
 
 def _flat(one: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

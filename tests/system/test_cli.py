@@ -1,0 +1,226 @@
+"""The command line against a running `turnstream dev`: what a person does, and what may go wrong.
+
+Services are processes of their own; client commands run in a thread of the test, for a process costs a second.
+"""
+
+import asyncio
+import io
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+import pytest
+import structlog
+from tests.support.processes import Process, Spawn
+from tests.support.waiting import eventually
+
+from turnstream_cli.main import main
+from turnstream_cli.place import Addresses, read_addresses
+
+pytestmark = pytest.mark.system
+
+
+PORT = ("--port", "0")
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Home:
+    """A data directory, the `dev` on it, and commands that find it there."""
+
+    def __init__(self, folder: Path, spawn: Spawn) -> None:
+        self.folder = folder
+        self.spawn = spawn
+
+    async def dev(self, *arguments: str) -> Process:
+        process = self.spawn("dev", "--nats-port", "0", *(arguments or PORT), data_dir=self.folder)
+        await process.until_logged("Turnstream is up", timeout=60)
+        await eventually(lambda: read_addresses(self.folder))
+        return process
+
+    @property
+    def addresses(self) -> Addresses:
+        addresses = read_addresses(self.folder)
+        assert addresses
+        return addresses
+
+    async def run(self, *arguments: str, expect: int = 0, **variables: str) -> Answer:
+        """Runs one command to its end, as `turnstream` would, and checks its exit code."""
+        out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
+        environment = {"TURNSTREAM_DATA_DIR": str(self.folder), "TURNSTREAM_LOG_LEVEL": "error"} | variables
+        with patch.dict(os.environ, environment), redirect_stdout(out), redirect_stderr(err):
+            code = await asyncio.to_thread(main, list(arguments))
+        answer = Answer(code, *(stream.buffer.getvalue().decode() for stream in (out, err) if not stream.flush()))
+        assert answer.code == expect, answer
+        return answer
+
+
+@pytest.fixture
+def home(tmp_path: Path, spawn: Spawn) -> Iterator[Home]:
+    with patch.dict(os.environ):
+        for name in [name for name in os.environ if name.startswith("TURNSTREAM_")]:
+            del os.environ[name]
+        root = logging.getLogger()
+        handlers, level = root.handlers[:], root.level
+        yield Home(tmp_path / "data", spawn)
+        root.handlers, root.level = handlers, level
+        structlog.reset_defaults()
+
+
+async def test_a_conversation_from_the_command_line(home: Home) -> None:
+    dev = await home.dev(*PORT, "--sync-interval", "always")
+    assert "sync_interval: always" in dev.log
+
+    said = await home.run("send", "s1", '[tool add {"a":1,"b":2}] [then] [say It is three.]')
+    assert "◆ It is three." in said.out
+    failed = json.loads((await home.run("send", "s1", "[fail]", "--json", expect=1)).out)
+    assert (failed["run"], failed["outcome"]["status"], failed["outcome"]["error"]["code"]) == (
+        "s1.2",
+        "failed",
+        "model_error",
+    )
+    tail = [json.loads(line) for line in (await home.run("tail", "s1.1", "--json")).out.splitlines()]
+    assert [event["type"] for event in tail] == [
+        "message.posted",
+        "run.started",
+        "model.replied",
+        "tool.returned",
+        "run.ended",
+    ]
+
+    await home.run("send", "s1", "[hang]", "--no-wait")
+    refused = await home.run("send", "s1", "again", expect=4)
+    assert "run_active, run: s1.3" in refused.err
+    await home.run("runs", "cancel", "s1.3", "--reason", "enough")
+    await home.run("tail", "s1.3", expect=1)
+
+    runs = [json.loads(line) for line in (await home.run("runs", "--session", "s1", "--json")).out.splitlines()]
+    assert [(run["id"], run["status"]) for run in runs] == [
+        ("s1.3", "cancelled"),
+        ("s1.2", "failed"),
+        ("s1.1", "completed"),
+    ]
+    assert "add" in (await home.run("steps", "s1.1")).out
+    assert json.loads((await home.run("sessions", "s1", "--json")).out)["status"] == "idle"
+    assert json.loads((await home.run("ops", "--json")).out)["views"]["behind"] == 0
+    assert "generation 2" in (await home.run("rebuild")).out
+    assert "s1.1" in (await home.run("runs")).out
+    for unknown in (("tail", "nope"), ("tail", "s1.9"), ("runs", "show", "s1.9"), ("sessions", "nope")):
+        missing = await home.run(*unknown, expect=4)
+        assert missing.err.count("\n") == 1
+        assert "not_found" in missing.err
+
+
+async def test_keys_shut_the_door_and_open_it(home: Home) -> None:
+    await home.dev()
+    await home.run("send", "s1", "echo hi")
+    secret = (await home.run("keys", "add", "default", "--label", "mine")).out.strip()
+    await eventually(lambda: _refused(home), what="asking without a key being refused")
+    assert "s1" in (await home.run("sessions", "--key", secret)).out
+    other = (await home.run("keys", "add", "other")).out.strip()
+    assert "no sessions" in (await home.run("sessions", TURNSTREAM_API_KEY=other)).out
+    (mine,) = [
+        key
+        for key in map(json.loads, (await home.run("keys", "list", "--json")).out.splitlines())
+        if key["label"] == "mine"
+    ]
+    assert secret not in json.dumps(mine)
+    await home.run("keys", "revoke", "default", mine["id"])
+    await eventually(lambda: _refused(home, "--key", secret), what="a revoked key being refused")
+
+
+async def _refused(home: Home, *more: str) -> bool:
+    try:
+        await home.run("sessions", *more, expect=4)
+    except AssertionError:
+        return False
+    return True
+
+
+async def test_dev_is_alone_on_its_data_stops_in_order_and_comes_back(home: Home) -> None:
+    dev = await home.dev()
+    http = home.addresses.http
+    second = home.spawn("dev", "--port", "0", "--nats-port", "0", data_dir=home.folder)
+    assert await second.ended() == 2
+    assert second.log == (
+        f"turnstream: the data directory {home.folder} is in use by process {dev.pid} at {http}; "
+        "stop it, or choose another with TURNSTREAM_DATA_DIR\n"
+    )
+    await home.run("send", "s1", "echo before")
+    tail = home.spawn("tail", "s1", url=http)
+    await tail.until_logged("before")
+
+    assert await dev.stop() == 0
+    away = await home.run("sessions", expect=3)
+    assert "no Turnstream answers" in away.err
+    assert tail.running
+
+    killed = await home.dev("--port", http.rpartition(":")[2])
+    await home.run("send", "s1", "echo after")
+    await tail.until_logged("after")
+    assert tail.log.count("echo before") == 1
+
+    killed.kill()
+    again = await home.dev()
+    runs = (await home.run("runs", "--json")).out.splitlines()
+    assert [json.loads(run)["status"] for run in runs] == ["completed", "completed"]
+    assert await again.stop() == 0
+    assert tail.running
+
+
+async def test_a_port_in_use_is_refused_by_name(home: Home) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        http = home.spawn("dev", "--port", port, "--nats-port", "0", data_dir=home.folder / "1")
+        nats = home.spawn("dev", "--port", "0", "--nats-port", port, data_dir=home.folder / "2")
+        assert (await http.ended(), await nats.ended()) == (2, 2)
+    assert http.log == f"turnstream: port {port} on 127.0.0.1, for the API, is in use; choose another with --port\n"
+    assert f"port {port} on 127.0.0.1, for the embedded NATS server, is in use" in nats.log
+
+
+async def test_wrong_use_is_one_clear_line(home: Home) -> None:
+    for arguments, code, complaint in (
+        (("api",), 2, "TURNSTREAM_NATS_URL"),
+        (("sessions", "--url", "localhost:8080"), 2, "must start with http"),
+        (("runs", "show", "s1"), 2, "no run's id"),
+        (("tail", "a/../b"), 2, "no session's id"),
+    ):
+        answer = await home.run(*arguments, expect=code)
+        assert complaint in answer.err
+        assert answer.err.count("\n") == 1
+    setting = await home.run("config", expect=2, TURNSTREAM_HTTP_PORT="many")
+    assert setting.err.startswith("turnstream: http_port: ")
+    rows = [json.loads(line) for line in (await home.run("config", "--json", TURNSTREAM_LEASE="7")).out.splitlines()]
+    assert [row["origin"] for row in rows if row["name"] == "lease"] == ["$TURNSTREAM_LEASE"]
+    assert not home.folder.exists()
+
+
+async def test_the_reader_of_the_output_may_leave(home: Home) -> None:
+    command = f"set -o pipefail; {sys.executable} -m turnstream_cli.main config --json | head -1"
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-c", command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await process.communicate()
+    assert (process.returncode, json.loads(out)["name"], err) == (0, "data_dir", b"")
+
+
+async def test_a_signal_ends_a_tail(home: Home) -> None:
+    await home.dev()
+    await home.run("send", "s1", "echo hi")
+    tail = home.spawn("tail", "s1", url=home.addresses.http)
+    await tail.until_logged("completed")
+    os.kill(tail.pid, signal.SIGINT)
+    assert await tail.ended() == 130
+    assert "Traceback" not in tail.log
