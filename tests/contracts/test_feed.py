@@ -35,6 +35,7 @@ class Lossy(MemoryLog):
         self.says_lost: list[Callable[[], None]] = []
         self.failures = 0
         self.while_reading: Callable[[], None] = lambda: None
+        self.shown_up_to = 1_000_000
         self.reads = 0
         self.closed = 0
 
@@ -48,9 +49,11 @@ class Lossy(MemoryLog):
         if self.failures:
             self.failures -= 1
             raise Unavailable("no answer")
+        shown = max(self.shown_up_to, at_least)
         async for page in super().read(key, after, at_least=at_least):
             self.while_reading()
-            yield page
+            if page := [recorded for recorded in page if recorded.seq <= shown]:
+                yield page
 
 
 class _Counting:
@@ -181,6 +184,33 @@ async def test_a69_a_lost_notification_is_made_good_by_the_next(memory: Lossy) -
     memory.hears = lambda recorded: True
     (heard,) = await fill(memory, KEY, 1, lost[-1])
     assert await reader.until(heard) == [*lost, heard]
+    await reader.end()
+
+
+async def test_what_was_heard_is_read_even_where_a_replica_lags(memory: Lossy) -> None:
+    memory.shown_up_to = 0
+    reader = Reader(quiet(memory))
+    await reader.until(0)
+    memory.hears = lambda recorded: recorded.seq == 2
+    seqs = await fill(memory, KEY, 2)
+    assert await reader.until(seqs[-1]) == seqs
+    await reader.end()
+
+
+async def test_what_was_read_and_heard_costs_no_other_read(memory: Lossy) -> None:
+    before = await fill(memory, KEY, 1)
+
+    def write() -> None:
+        memory.while_reading = lambda: None
+        for listener in memory._listeners[KEY].values():
+            listener(memory._events[KEY][0])
+
+    memory.while_reading = write
+    reader = Reader(quiet(memory))
+    await reader.until(before[-1])
+    (live,) = await fill(memory, KEY, 1, before[-1])
+    assert await reader.until(live) == [*before, live]
+    assert memory.reads == 1
     await reader.end()
 
 
