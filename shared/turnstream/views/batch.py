@@ -3,7 +3,7 @@
 Pure but for the loading of the rows that are there already. Projector, rebuild and fsck all fold through here.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from turnstream.ids import SessionKey
 from turnstream.session.events import MessagePosted, MessageWithdrawn, Recorded
@@ -56,7 +56,7 @@ class Batch:
         self.outputs: dict[str, runs.Output] = {}
         self.items: dict[tuple[str, int], history.Item | None] = {}
         self.steps: list[tuple[str, steps.Step]] = []
-        self.moves: list[Values] = []
+        self.moves: list[tuple[int, str, str, int, int]] = []
 
     @staticmethod
     def sessions_of(events: Iterable[Recorded]) -> set[str]:
@@ -97,7 +97,7 @@ class Batch:
             name = f"{key.account}/{key.session}"
             before = self.sessions.get(name, sessions.NEW) if recorded.previous else sessions.NEW
             if before.seq and not before.one_shot:
-                self.moves.append((recorded.seq, key.account, key.session, before.seq, before.updated_at))
+                self.moves.append((recorded.seq, key.account, name, before.seq, before.updated_at))
             self.sessions[name] = sessions.fold(before, recorded)
             self.touched[name] = key
             n = runs.concerns(recorded.event.data, before)
@@ -138,3 +138,9 @@ class Batch:
 
     def step_rows(self) -> list[Values]:
         return [steps.values(name, step) for name, step in self.steps]
+
+    def move_rows(self, oldest: int) -> Sequence[Values]:
+        """The moves behind the sequence `oldest`."""
+        if self.moves and self.moves[0][0] <= oldest:
+            return [move for move in self.moves if move[0] > oldest]
+        return self.moves

@@ -6,7 +6,8 @@ generations is `generations.py`; a process that only reads never writes here, no
 
     ViewsError
      ├─ Unavailable   the database does not answer
-     └─ NotReady      no projector has made the views yet
+     ├─ NotReady      no projector has made the views yet
+     └─ Gone          the generation has been dropped
 """
 
 import asyncio
@@ -74,6 +75,10 @@ class Unavailable(ViewsError):
 
 class NotReady(ViewsError):
     """No projector has made the views in this database yet."""
+
+
+class Gone(ViewsError):
+    """A table is not there: its generation has been dropped, after another one was put in force."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -148,28 +153,33 @@ class Database:
                 async with connection.begin():
                     yield connection
 
+    @contextlib.asynccontextmanager
+    async def connection(self) -> AsyncGenerator[AsyncConnection]:
+        """One transaction that only reads, of one state. Raises `Unavailable`."""
+        with _errors():
+            async with self.engine.connect() as connection:
+                if not self.is_sqlite:
+                    await connection.execution_options(isolation_level="REPEATABLE READ")
+                yield connection
+
     async def read(self, work: Callable[[Reader], Awaitable[T]]) -> T:
         """Reads one state. `work` is done again if its generation is dropped meanwhile (a rebuild has put another one
         in force). Raises `Unavailable`, `NotReady`."""
-        with _errors():
-            try:
-                return await self._read(work)
-            except (OperationalError, ProgrammingError) as error:
-                if not is_missing_table(error):
-                    raise
-                return await self._read(work)
+        try:
+            return await self._read(work)
+        except Gone:
+            return await self._read(work)
 
     async def _read(self, work: Callable[[Reader], Awaitable[T]]) -> T:
-        async with self.engine.connect() as connection:
+        async with self.connection() as connection:
             checkpoint = await checkpoint_of(connection)
             self._saw(checkpoint.position)
             return await work(Reader(connection, checkpoint))
 
     async def checkpoint(self) -> Checkpoint:
         """The generation in force and how far it is."""
-        with _errors():
-            async with self.engine.connect() as connection:
-                checkpoint = await checkpoint_of(connection)
+        async with self.connection() as connection:
+            checkpoint = await checkpoint_of(connection)
         self._saw(checkpoint.position)
         return checkpoint
 
@@ -233,7 +243,7 @@ async def checkpoint_of(connection: AsyncConnection) -> Checkpoint:
     try:
         row = (await connection.execute(IN_FORCE)).one_or_none()
     except (OperationalError, ProgrammingError) as error:
-        if not is_missing_table(error):
+        if not _is_missing_table(error):
             raise
         row = None
     if row is None:
@@ -241,7 +251,7 @@ async def checkpoint_of(connection: AsyncConnection) -> Checkpoint:
     return Checkpoint(row.generation, row.position, row.log)
 
 
-def is_missing_table(error: DBAPIError) -> bool:
+def _is_missing_table(error: DBAPIError) -> bool:
     """Whether a statement failed because its table is not there."""
     return "no such table" in str(error.orig) or "UndefinedTable" in type(error.orig).__name__ + str(error.orig)
 
@@ -250,7 +260,9 @@ def is_missing_table(error: DBAPIError) -> bool:
 def _errors() -> Generator[None]:
     try:
         yield
-    except (SQLAlchemyError, OSError, TimeoutError) as error:
+    except DBAPIError as error:
+        raise (Gone if _is_missing_table(error) else Unavailable)(f"the views' database: {error}") from error
+    except (SQLAlchemyError, OSError) as error:
         raise Unavailable(f"the views' database: {error}") from error
 
 
@@ -273,6 +285,7 @@ def _on_connect(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
         "journal_mode = WAL",
         "synchronous = NORMAL",
         "temp_store = MEMORY",
+        "wal_autocheckpoint = 4000",
         "cache_size = -65536",
     ):
         cursor.execute(f"PRAGMA {pragma}")

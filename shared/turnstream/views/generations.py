@@ -18,7 +18,7 @@ from sqlalchemy.schema import DropTable
 from turnstream.session.events import Recorded
 from turnstream.views import history, runs, sessions, steps
 from turnstream.views.batch import Batch, Cache
-from turnstream.views.database import ACTIVE, CHECKPOINT, IN_FORCE, META, Checkpoint, Database
+from turnstream.views.database import ACTIVE, CHECKPOINT, IN_FORCE, META, Checkpoint, Database, Gone
 from turnstream.views.rows import bodies, upsert
 
 _TABLE = re.compile(r"(?:sessions|moves|runs|history|steps)_([0-9]+)")
@@ -85,7 +85,11 @@ async def drop_dead(db: Database) -> None:
 
 
 class Writer:
-    """Writes events into one generation, behind the position it is at. Not for two tasks at once."""
+    """Writes events into one generation, behind the position it is at. Not for two tasks at once.
+
+    Rows are loaded and folded before the transaction begins, so that the write lock is held for the writing alone. They
+    are as of the writer's position, or the transaction's first statement finds that they are not.
+    """
 
     def __init__(self, db: Database, at: Checkpoint) -> None:
         self._db = db
@@ -96,12 +100,11 @@ class Writer:
     async def apply(self, events: Sequence[Recorded], position: int) -> None:
         """Writes these events, in the order of the log, and moves the checkpoint to `position`, the sequence up to
         which the log was read. All of it or nothing. Raises `Overtaken`, `Unavailable`."""
-        batch = Batch()
         try:
+            batch = await self._load(events)
+            batch.fold(events)
             async with self._db.transaction() as connection:
                 await self._advance(connection, position)
-                await self._load(connection, batch, events)
-                batch.fold(events)
                 await self._write(connection, batch, position)
         except BaseException:
             self._cache.clear()
@@ -109,19 +112,15 @@ class Writer:
         self._cache.keep(batch)
         self.position = position
 
-    async def _advance(self, connection: AsyncConnection, position: int) -> None:
-        moved = await connection.execute(_ADVANCE, {"to": position, "of": self.generation, "old": self.position})
-        if moved.rowcount != 1:
-            raise Overtaken(f"generation {self.generation} is not at {self.position} any more")
-
-    async def _load(self, connection: AsyncConnection, batch: Batch, events: Sequence[Recorded]) -> None:
+    async def _load(self, events: Sequence[Recorded]) -> Batch:
+        batch = Batch()
         missing: list[str] = []
         for key in batch.sessions_of(events):
             if row := self._cache.sessions.get(key):
                 batch.sessions[key] = row
             else:
                 missing.append(key)
-        for key, body in await bodies(connection, sessions.table(self.generation), missing):
+        for key, body in await self._bodies(sessions.table(self.generation), missing):
             batch.sessions[key] = sessions.parse(body)
         missing = []
         for key in batch.runs_of(events):
@@ -129,8 +128,23 @@ class Writer:
                 batch.runs[key] = row
             else:
                 missing.append(key)
-        for key, body in await bodies(connection, runs.table(self.generation), missing):
+        for key, body in await self._bodies(runs.table(self.generation), missing):
             batch.runs[key] = runs.parse(body)
+        return batch
+
+    async def _bodies(self, table: Table, keys: Sequence[str]) -> list[tuple[str, str]]:
+        if not keys:
+            return []
+        try:
+            async with self._db.connection() as connection:
+                return await bodies(connection, table, keys)
+        except Gone as error:
+            raise Overtaken(f"generation {self.generation} is gone") from error
+
+    async def _advance(self, connection: AsyncConnection, position: int) -> None:
+        moved = await connection.execute(_ADVANCE, {"to": position, "of": self.generation, "old": self.position})
+        if moved.rowcount != 1:
+            raise Overtaken(f"generation {self.generation} is not at {self.position} any more")
 
     async def _write(self, connection: AsyncConnection, batch: Batch, position: int) -> None:
         generation = self.generation
@@ -142,7 +156,7 @@ class Writer:
         for key, seq in batch.items_gone():
             await connection.execute(delete(items).where(items.c.key == key, items.c.seq == seq))
         moves, oldest = sessions.moves(generation), position - sessions.MOVES
-        await upsert(connection, moves, [move for move in batch.moves if isinstance(move[0], int) and move[0] > oldest])
+        await upsert(connection, moves, batch.move_rows(oldest))
         await connection.execute(delete(moves).where(moves.c.seq <= oldest))
 
 

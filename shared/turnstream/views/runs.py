@@ -407,29 +407,37 @@ async def list_page(
     return await db.read(work)
 
 
-class Overdue(msgspec.Struct, frozen=True):
-    """A run that has been queued, or running, for long."""
+class LiveRun(msgspec.Struct, frozen=True):
+    """A run that has not ended. `is_next`: it is running, or is the one to start next in its session."""
 
     key: SessionKey
     row: Row
+    is_next: bool
 
 
-async def live_before(db: Database, before: int, after: tuple[int, str] = (0, ""), limit: int = 500) -> list[Overdue]:
+async def live_before(db: Database, before: int, after: tuple[int, str] = (0, ""), limit: int = 500) -> list[LiveRun]:
     """Runs of every account that were queued, or started last, before this time, in the order of (time, key) behind
-    `after`."""
+    `after`. Raises `ViewsError`."""
 
-    async def work(reader: Reader) -> list[Overdue]:
-        runs = table(reader.generation)
+    async def work(reader: Reader) -> list[LiveRun]:
+        runs, owners = table(reader.generation), sessions.table(reader.generation)
+        owner = owners.c.key == runs.c.account + "/" + runs.c.session
         statement = (
-            select(runs.c.account, runs.c.session, runs.c.body)
+            select(runs.c.account, runs.c.session, runs.c.body, owners.c.body.label("owner"))
+            .join(owners, owner)
             .where(sql("live_since IS NOT NULL"), runs.c.live_since < before)
             .where((runs.c.live_since > after[0]) | ((runs.c.live_since == after[0]) & (runs.c.key > after[1])))
             .order_by(runs.c.live_since, runs.c.key)
             .limit(limit)
         )
-        return [Overdue(SessionKey(row.account, row.session), parse(row.body)) for row in await reader.rows(statement)]
+        return [_live(row.account, row.session, row.body, row.owner) for row in await reader.rows(statement)]
 
     return await db.read(work)
+
+
+def _live(account: str, session: str, body: str, owner: str) -> LiveRun:
+    row, active = parse(body), sessions.parse(owner).active()
+    return LiveRun(SessionKey(account, session), row, active is not None and active.n == row.n)
 
 
 class LiveRuns(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Annotated, Literal, assert_never
 
 import msgspec
-from sqlalchemy import BigInteger, Column, Index, MetaData, Select, SmallInteger, Table, Text, and_, select, tuple_
+from sqlalchemy import BigInteger, Column, Index, MetaData, Select, SmallInteger, Table, Text, select, tuple_
 
 from turnstream.ids import SessionKey, is_session
 from turnstream.session.commands import DEFAULT_AGENT
@@ -262,7 +262,7 @@ def moves(generation: int) -> Table:
         MetaData(),
         Column("seq", BigInteger, primary_key=True, autoincrement=False),
         Column("account", text(), nullable=False),
-        Column("session", text(), nullable=False),
+        Column("key", text(), nullable=False),
         Column("before_seq", BigInteger, nullable=False),
         Column("before_at", BigInteger, nullable=False),
     )
@@ -372,13 +372,12 @@ def _statements(generation: int, as_of: int, after: _Cursor | None) -> list[Sele
         .order_by(sessions.c.updated_at.desc(), sessions.c.session.desc())
     )
     left = moves(generation)
-    stood = tuple_(left.c.before_at, left.c.session)
-    joined = and_(left.c.account == sessions.c.account, left.c.session == sessions.c.session)
+    stood = tuple_(left.c.before_at, sessions.c.session)
     moved = (
         select(left.c.before_at.label("at"), sessions.c.session, sessions.c.body)
-        .join(sessions, joined)
+        .join(sessions, left.c.key == sessions.c.key)
         .where(left.c.seq > as_of, left.c.before_seq <= as_of, stood < tuple_(after.updated_at, after.session))
-        .order_by(left.c.before_at.desc(), left.c.session.desc())
+        .order_by(left.c.before_at.desc(), sessions.c.session.desc())
     )
     return [still, moved]
 

@@ -1,0 +1,94 @@
+"""The projector service: log to views, and the sweep, wired together. Nothing is decided here."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+from turnstream.broker.connection import Broker
+from turnstream.broker.declare import declare
+from turnstream.settings import Settings
+from turnstream.views.database import Commits, Database
+from turnstream.wire.work import Work
+from turnstream_projector.pages import application, served
+from turnstream_projector.project import Projector
+from turnstream_projector.sweep import Sweep
+
+T = TypeVar("T")
+
+
+async def serve(
+    settings: Settings,
+    *,
+    stop: asyncio.Event,
+    ready: Callable[[], None] | None = None,
+    commits: Commits | None = None,
+) -> None:
+    """Runs until `stop` is set; calls `ready` once the views are there and the log is being read. Whoever reads views
+    in the same process hears of commits through `commits`.
+
+    Raises `AnotherLog` or `StreamBehind` where the views are of another log than this, `BrokerFault` where streams
+    cannot be made as declared."""
+    async with AsyncExitStack() as stack:
+        broker = await _unless(stop, _connect(settings))
+        if broker is None:
+            return
+        stack.push_async_callback(broker.close)
+        if await _unless(stop, _declare(broker, settings)) is None:
+            return
+        database = Database(settings.database)
+        stack.push_async_callback(database.close)
+        app = application(broker)
+        await app.start()
+        stack.push_async_callback(app.stop)
+        await stack.enter_async_context(served(app, settings.health_host, settings.health_port))
+        projector = Projector(broker, database, on_commit=commits.announce if commits else None)
+        sweep = Sweep(database, Work(broker), broker.clock, every=settings.sweep_every, after=settings.sweep_after)
+        await _work(projector, sweep, stop, ready)
+
+
+async def _work(projector: Projector, sweep: Sweep, stop: asyncio.Event, ready: Callable[[], None] | None) -> None:
+    """Projects and sweeps until `stop` is set, or until a part fails: then its error is raised."""
+    tasks = [
+        asyncio.create_task(projector.run(ready), name="projector"),
+        asyncio.create_task(sweep.run(), name="sweep"),
+    ]
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        done, _ = await asyncio.wait((stopped, *tasks), return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        stopped.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _connect(settings: Settings) -> Broker:
+    return await Broker.connect(
+        settings.nats_url,
+        name="turnstream-projector",
+        monotonic=time.monotonic,
+        user=settings.nats_user,
+        password=settings.nats_password.get_secret_value(),
+        creds=settings.nats_creds,
+    )
+
+
+async def _declare(broker: Broker, settings: Settings) -> bool:
+    await declare(broker, replicas=settings.replicas)
+    return True
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What the work comes to; None if `stop` is set first."""
+    task = asyncio.create_task(work)
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        stopped.cancel()
+        task.cancel()

@@ -1,0 +1,174 @@
+"""Is the log whole, and do the views say what it says?
+
+The log is read once, from its first event. Each session's events are held against the rules (`findings.py`), and all
+of them are folded anew into a scratch database, whose rows must then equal the views' byte for byte. Both sides stand
+still: the views are read as one state, the log up to the sequence that this state reflects."""
+
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Table, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from turnstream.broker.connection import Broker
+from turnstream.broker.pull import Delivery
+from turnstream.log.base import Unreadable
+from turnstream.session.events import Recorded
+from turnstream.views import generations
+from turnstream.views.database import Checkpoint, Database, NotReady, checkpoint_of
+from turnstream.views.generations import Writer
+from turnstream_projector import reading
+from turnstream_projector.findings import Checker, Finding
+from turnstream_projector.rebuild import Progress
+
+_PAGE: Final = 1000
+
+
+class Report(msgspec.Struct, frozen=True):
+    """`position`: the sequence up to which log and views were compared, None where there are no views. `events`: how
+    many were read."""
+
+    findings: tuple[Finding, ...]
+    events: int
+    position: int | None
+
+
+async def fsck(broker: Broker, database: Database, *, on_progress: Callable[[Progress], None] | None = None) -> Report:
+    """Checks log and views. Raises `ViewsError`, `BrokerFault`."""
+    extent = await reading.extent(broker)
+    checker = Checker()
+    with tempfile.TemporaryDirectory(prefix="turnstream-fsck-") as folder:
+        scratch = Database(f"sqlite+aiosqlite:///{Path(folder) / 'views.db'}")
+        try:
+            async with database.connection() as connection:
+                at = await _position(connection)
+                writer = Writer(scratch, await generations.prepare(scratch, extent.log))
+                events = await _read(broker, extent, checker, writer, at, on_progress)
+                if at and _comparable(at, extent, checker):
+                    await _compare(connection, at, scratch, writer, checker)
+        finally:
+            await scratch.close()
+    return Report(tuple(checker.findings), events, at.position if at else None)
+
+
+async def _position(connection: AsyncConnection) -> Checkpoint | None:
+    try:
+        return await checkpoint_of(connection)
+    except NotReady:
+        return None
+
+
+def _comparable(at: Checkpoint, extent: reading.Extent, checker: Checker) -> bool:
+    if at.log != extent.log:
+        checker.add(
+            "another_log", "views", None, f"made of a log that began at {at.log}, this one began at {extent.log}"
+        )
+        return False
+    if at.position > extent.last:
+        checker.add("views_ahead", "views", at.position, f"the log ends at {extent.last}")
+        return False
+    return True
+
+
+async def _read(
+    broker: Broker,
+    extent: reading.Extent,
+    checker: Checker,
+    writer: Writer,
+    at: Checkpoint | None,
+    on_progress: Callable[[Progress], None] | None,
+) -> int:
+    """Checks every event there was at the beginning, and folds those that the views reflect."""
+    if not extent.events:
+        return 0
+    count = 0
+    pull = reading.follow(broker, 0)
+    try:
+        async for deliveries in pull:
+            events = _events(deliveries, checker)
+            for recorded in events:
+                checker.check(recorded)
+            if at and writer.position < at.position:
+                reflected = [recorded for recorded in events if recorded.seq <= at.position]
+                await writer.apply(reflected, min(deliveries[-1].seq, at.position))
+            count += len(deliveries)
+            last = deliveries[-1]
+            if on_progress:
+                on_progress(Progress(last.seq, extent.last, count))
+            if last.seq >= extent.last or not last.pending:
+                return count
+    finally:
+        await pull.close()
+    return count
+
+
+def _events(deliveries: Sequence[Delivery], checker: Checker) -> list[Recorded]:
+    events: list[Recorded] = []
+    for delivery in deliveries:
+        try:
+            events.append(reading.read(delivery))
+        except Unreadable as error:
+            checker.add("unreadable", delivery.subject, delivery.seq, error.why)
+    return events
+
+
+async def _compare(
+    connection: AsyncConnection, at: Checkpoint, scratch: Database, writer: Writer, checker: Checker
+) -> None:
+    async with scratch.connection() as fresh:
+        for found, wanted in zip(generations.tables(at.generation), generations.tables(writer.generation), strict=True):
+            await _compare_table(_rows(connection, found), _rows(fresh, wanted), wanted, checker)
+
+
+Cells = tuple[Any, ...]
+
+
+async def _rows(connection: AsyncConnection, table: Table) -> AsyncGenerator[Cells]:
+    """Every row, in the order of the primary key, a page at a time."""
+    keys = list(table.primary_key)
+    width = len(keys)
+    last: Cells | None = None
+    while True:
+        statement = select(table).order_by(*keys).limit(_PAGE)
+        if last:
+            statement = statement.where(tuple_(*keys) > tuple_(*last[:width]))
+        page = (await connection.execute(statement)).all()
+        for row in page:
+            yield tuple(row)
+        if len(page) < _PAGE:
+            return
+        last = tuple(page[-1])
+
+
+async def _compare_table(
+    found: AsyncGenerator[Cells], wanted: AsyncGenerator[Cells], table: Table, checker: Checker
+) -> None:
+    width = len(table.primary_key)
+    view = table.name.rpartition("_")[0]
+    names = table.columns.keys()
+    row, fold = await anext(found, None), await anext(wanted, None)
+    while row or fold:
+        if row and (not fold or row[:width] < fold[:width]):
+            checker.add("row_extra", _where(view, row, width), _seq(row, names), "no event of the log gives this row")
+            row = await anext(found, None)
+        elif fold and (not row or fold[:width] < row[:width]):
+            message = "the log gives this row, and the view does not have it"
+            checker.add("row_missing", _where(view, fold, width), _seq(fold, names), message)
+            fold = await anext(wanted, None)
+        elif row and fold:
+            if row != fold:
+                differ = ", ".join(name for name, one, two in zip(names, row, fold, strict=True) if one != two)
+                message = f"not what the log gives: {differ}"
+                checker.add("row_differs", _where(view, fold, width), _seq(fold, names), message)
+            row, fold = await anext(found, None), await anext(wanted, None)
+
+
+def _where(view: str, row: Cells, width: int) -> str:
+    return f"{view} {' '.join(map(str, row[:width]))}"
+
+
+def _seq(row: Cells, names: Sequence[str]) -> int:
+    return row[names.index("seq")]

@@ -1,0 +1,54 @@
+"""The projector's own small web page: whether it is healthy, and its metrics.
+
+GET /healthz   204, or 500 while the broker does not answer
+GET /metrics   Prometheus' text
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import uvicorn
+from faststream.asgi import AsgiFastStream, AsgiResponse, get, make_ping_asgi
+
+from turnstream.broker.connection import Broker
+from turnstream.telemetry import metrics
+
+Scope = dict[str, Any]
+
+
+def application(broker: Broker) -> AsgiFastStream:
+    """The FastStream application with its pages."""
+
+    @get
+    async def show_metrics(scope: Scope) -> AsgiResponse:
+        return AsgiResponse(metrics.expose(), 200, {"content-type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    pages = [("/healthz", make_ping_asgi(broker.faststream, timeout=2.0)), ("/metrics", show_metrics)]
+    return AsgiFastStream(broker.faststream, asgi_routes=pages, logger=None)
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Signals are the program's affair."""
+        yield
+
+
+@asynccontextmanager
+async def served(app: AsgiFastStream, host: str, port: int | None) -> AsyncGenerator[None]:
+    """Serves the pages while the block runs, if there is a port to serve them on."""
+    if port is None:
+        yield
+        return
+    config = uvicorn.Config(
+        app, host=host, port=port, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1
+    )
+    server = _Server(config)
+    task = asyncio.create_task(server.serve())
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await task

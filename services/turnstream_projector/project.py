@@ -1,0 +1,140 @@
+"""Log to views: batch by batch, as soon as there is anything, for ever.
+
+The position lives in the database, beside the rows: there is nothing to acknowledge and no side effect, so a projector
+may die at any point and two at once do no harm. Whoever finds that another one has moved the checkpoint lets that one
+work and stands by until the checkpoint has not moved for a while."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from turnstream.broker.clock import BrokerClock
+from turnstream.broker.connection import Broker
+from turnstream.broker.errors import BrokerFault, StreamBehind
+from turnstream.broker.pull import Delivery
+from turnstream.log.base import Unreadable
+from turnstream.session.events import Recorded
+from turnstream.telemetry import get_logger, metrics
+from turnstream.views import generations
+from turnstream.views.database import Checkpoint, Database, ViewsError
+from turnstream.views.generations import Overtaken, Writer
+from turnstream_projector import reading
+
+STANDBY: Final = 1.0
+"""Seconds without a move of the checkpoint after which a projector that stands by tries again."""
+_RETRY: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
+"""Seconds before the database is tried again; the last one repeats."""
+
+log = get_logger()
+
+
+class AnotherLog(Exception):
+    """The views in this database were made of another log. `turnstream rebuild` makes them of this one."""
+
+    def __init__(self, views: str, found: str) -> None:
+        super().__init__(
+            f"the views were made of a log that began at {views}, this one began at {found}: run `turnstream rebuild`"
+        )
+
+
+class Projector:
+    """Keeps the views of one database up with the log. `on_commit` hears of each position that was committed."""
+
+    def __init__(self, broker: Broker, database: Database, *, on_commit: Callable[[int], None] | None = None) -> None:
+        self._broker = broker
+        self._database = database
+        self._on_commit = on_commit
+        self._failures = 0
+        self.position = 0
+
+    async def run(self, ready: Callable[[], None] | None = None) -> None:
+        """Runs until it is cancelled; calls `ready` once the views are there and the log is being read.
+
+        A database or broker that is away is waited for. Raises `AnotherLog`, `StreamBehind`.
+        """
+        generation = 0
+        while True:
+            try:
+                at = await self._open()
+                generation = at.generation
+                if ready:
+                    ready()
+                    ready = None
+                await self._follow(Writer(self._database, at))
+            except Overtaken as overtaken:
+                log.info("another projector is ahead; standing by", reason=str(overtaken))
+                await self._stand_by(generation)
+            except StreamBehind:
+                raise
+            except (ViewsError, BrokerFault) as error:
+                await self._wait(error)
+
+    async def _open(self) -> Checkpoint:
+        found = (await reading.extent(self._broker)).log
+        at = await generations.prepare(self._database, found)
+        if at.log != found:
+            raise AnotherLog(at.log, found)
+        self.position = at.position
+        return at
+
+    async def _follow(self, writer: Writer) -> None:
+        pull = reading.follow(self._broker, writer.position)
+        try:
+            async for deliveries in pull:
+                await self._apply(writer, deliveries)
+        finally:
+            await pull.close()
+
+    async def _apply(self, writer: Writer, deliveries: Sequence[Delivery]) -> None:
+        last = deliveries[-1]
+        writing = asyncio.create_task(writer.apply(events_of(deliveries), last.seq))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:  # a batch that has begun is finished, and its connection given back
+            await writing
+            raise
+        self._failures = 0
+        self.position = last.seq
+        if self._on_commit:
+            self._on_commit(last.seq)
+        metrics.projected.inc(len(deliveries))
+        metrics.projection_lag.set(last.pending)
+        metrics.projection_seconds.set(age(self._broker.clock, last.time))
+
+    async def _stand_by(self, generation: int) -> None:
+        """Waits until the one in front has been still for a while. If the generation is another one now, a rebuild was
+        in front: that one is followed at once."""
+        before: Checkpoint | None = None
+        while True:
+            try:
+                now = await self._database.checkpoint()
+            except ViewsError as error:
+                await self._wait(error)
+                continue
+            if now == before or now.generation != generation:
+                return
+            before = now
+            await asyncio.sleep(STANDBY)
+
+    async def _wait(self, error: Exception) -> None:
+        pause = _RETRY[min(self._failures, len(_RETRY) - 1)]
+        self._failures += 1
+        log.warning("the projector cannot go on now", error=str(error), position=self.position, retry_in=pause)
+        await asyncio.sleep(pause)
+
+
+def events_of(deliveries: Sequence[Delivery]) -> list[Recorded]:
+    """The events of these messages. What cannot be read is passed over: one bad message must not stop every view.
+    `fsck` names it."""
+    events: list[Recorded] = []
+    for delivery in deliveries:
+        try:
+            events.append(reading.read(delivery))
+        except Unreadable as error:
+            log.error("an event cannot be read and is passed over", seq=delivery.seq, error=str(error))
+    return events
+
+
+def age(clock: BrokerClock, millis: int) -> float:
+    """Seconds since this broker time."""
+    return max(0.0, (clock.now() - millis) / 1000)

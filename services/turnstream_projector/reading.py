@@ -1,0 +1,61 @@
+"""The whole log as events, for projector, rebuild and fsck."""
+
+from typing import Final
+
+import msgspec
+
+from turnstream import subjects
+from turnstream.broker.connection import Broker
+from turnstream.broker.pull import Delivery, OrderedPull
+from turnstream.log import codec
+from turnstream.log.base import Unreadable
+from turnstream.log.jetstream import EXPECTED, UNGUARDED
+from turnstream.session.events import Recorded
+
+EVENTS: Final = "ts.session.>"
+BATCH: Final = 2048
+"""Events that are asked for at once; twice as many may be waiting."""
+
+
+class Extent(msgspec.Struct, frozen=True):
+    """Which log it is (the time at which its stream was made), its last sequence, and how many events it holds."""
+
+    log: str
+    last: int
+    events: int
+
+
+async def extent(broker: Broker) -> Extent:
+    """Raises `BrokerFault`."""
+    info = await broker.api(f"STREAM.INFO.{subjects.SESSIONS}", {"subjects_filter": ""})
+    found = msgspec.convert(info, _Info)
+    return Extent(found.created, found.state.last_seq, found.state.messages)
+
+
+class _State(msgspec.Struct):
+    messages: int
+    last_seq: int
+
+
+class _Info(msgspec.Struct):
+    created: str
+    state: _State
+
+
+def follow(broker: Broker, after: int) -> OrderedPull:
+    """The events behind this sequence, and then every one that is stored."""
+    return OrderedPull(broker, subjects.SESSIONS, [EVENTS], after, batch=BATCH)
+
+
+def read(delivery: Delivery) -> Recorded:
+    """The event of a message. Raises `Unreadable`, also for one that lies on another session's subject."""
+    headers = delivery.headers or {}
+    try:
+        previous = int(headers.get(EXPECTED, UNGUARDED))
+    except ValueError:
+        previous = UNGUARDED
+    recorded = codec.decode(delivery.data, seq=delivery.seq, previous=previous, time=delivery.time)
+    key = recorded.event.key
+    if not delivery.subject.endswith(f".{key.account}.{key.session}"):
+        raise Unreadable(delivery.seq, f"an event of {key} lies on {delivery.subject}")
+    return recorded
