@@ -70,9 +70,25 @@ class Work:
         message = msgspec.convert(found, _Found).message
         return subjects.is_work(message.subject) and subjects.parse_work(message.subject)[1] == key
 
+    async def waiting(self, queue: str, key: SessionKey) -> int | None:
+        """Sequence of the newest wake-up of this queue for this session that is not yet acknowledged, if there is one.
+
+        Asks the stream's leader. Raises `BrokerFault`.
+        """
+        try:
+            found = await self._broker.api(
+                f"STREAM.MSG.GET.{subjects.WORK}", {"last_by_subj": subjects.work(queue, key)}
+            )
+        except BrokerError as error:
+            if error.err_code == NO_MESSAGE:
+                return None
+            raise
+        return msgspec.convert(found, _Found).message.seq
+
 
 class _Message(msgspec.Struct):
     subject: str
+    seq: int
 
 
 class _Found(msgspec.Struct):
