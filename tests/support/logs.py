@@ -4,9 +4,14 @@ import random
 from collections.abc import Sequence
 
 import msgspec
+from tests.support.waiting import eventually
+from turnstream_projector.reading import extent
 
+from turnstream import subjects
+from turnstream.broker.connection import Broker
 from turnstream.ids import SessionKey, derive
 from turnstream.log import codec
+from turnstream.log.jetstream import EXPECTED
 from turnstream.session.commands import (
     CancelRun,
     Command,
@@ -42,6 +47,7 @@ from turnstream.session.events import (
     Wake,
 )
 from turnstream.session.state import Run, Session, evolve
+from turnstream.subjects import TYPE
 
 SPECS = {
     name: Spec(agent=name, version="v1", digest="d1", model="demo", queue=queue)
@@ -230,3 +236,16 @@ def _drive(log: Log, rng: random.Random, name: str, run: Run) -> None:
         failed = {"status": "failed", "error": error, "content": ""} if rng.random() < 0.3 else {}
         cancelled = {"status": "cancelled", "content": "par"} if run.cancel else {}
         log.end(name, run.n, **(cancelled or failed))
+
+
+async def publish(broker: Broker, events: Sequence[Recorded]) -> None:
+    """Stores these events in a stream that holds exactly what came before them, so that they keep their sequences."""
+    for recorded in events:
+        headers = {EXPECTED: str(recorded.previous), codec.MESSAGE_ID: recorded.event.id, TYPE: recorded.event.type}
+        await broker.nc.publish(subjects.session(recorded.event.key), recorded.payload, headers=headers)
+    await broker.nc.flush()
+
+    async def stored() -> bool:
+        return (await extent(broker)).last == events[-1].seq
+
+    await eventually(stored, what="every event stored")
