@@ -31,7 +31,7 @@ from turnstream.session.events import (
     ToolReturned,
     ToolStarted,
 )
-from turnstream.session.plan import CallModel, CallTool, Effect, End, Settle, Start, blocked_by, next_due, plan
+from turnstream.session.plan import CallModel, CallTool, Effect, End, Settle, Start, blocked_by, close, next_due, plan
 from turnstream.session.plan import Drive as Identity
 from turnstream.session.state import Run, Session
 from turnstream.telemetry import metrics
@@ -295,8 +295,7 @@ class Drive:
         if role is None:
             message = f"agent {spec.agent}, version {spec.version}, is not known to this runner"
             error = Error(code="agent_not_found", message=message)
-            fact = RunEnded(run=run.n, attempt=run.attempt, status="failed", error=error)
-            await self._record(effect.key, derive(effect.key, "agent_not_found"), fact)
+            await self._begin(close(self._session, run, "failed", error))
             return
         started = RunStarted(
             run=run.n,

@@ -221,6 +221,28 @@ async def test_s45_an_agent_that_is_gone_fails_each_run_once_before_it_starts(mi
     assert world.models.requests[-1].messages == (UserMessage("found"),), "nothing was consumed"
 
 
+async def test_an_agent_that_is_gone_when_its_run_is_taken_over_leaves_no_call_without_a_result() -> None:
+    begun = asyncio.Event()
+
+    @tool
+    async def pay() -> str:
+        begun.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    world = World(asks_once(call("pay"), call("pay")), tools=[pay])
+    await world.post()
+    dead = world.drive(delivery=1)
+    await begun.wait()
+    await dead.die()
+    elsewhere = World(agent=Agent(name="other", model="scripted"), shares=world)
+    assert await elsewhere.drive(delivery=2).outcome() is Outcome.DONE
+    assert [fact.status for fact in await world.facts() if isinstance(fact, ToolReturned)] == ["interrupted"] * 2
+    end = await ended(world)
+    assert (end.status, end.attempt) == ("failed", 1)
+    assert end.error and end.error.code == "agent_not_found"
+
+
 # --- tools --------------------------------------------------------------------------------------------------------
 
 

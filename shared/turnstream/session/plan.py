@@ -106,7 +106,7 @@ def _of_run(session: Session, run: Run, now: int, drive: Drive) -> tuple[Effect,
     if not mine and not may_take_over(run, _start_data(run, drive), drive.gone):
         return ()
     if closing := _closing(run, now, taken_over=not mine):
-        return _close(session, run, closing)
+        return close(session, run, *closing)
     if not mine:
         return (_start(session, run),)
     if run.open_calls:
@@ -117,7 +117,7 @@ def _of_run(session: Session, run: Run, now: int, drive: Drive) -> tuple[Effect,
 
 def _of_queued(session: Session, run: Run, now: int, drive: Drive) -> tuple[Effect, ...]:
     if run.taken and (closing := _closing(run, now, taken_over=False)):
-        return _close(session, run, closing)
+        return close(session, run, *closing)
     return (_start(session, run),) if session.next_run is run else ()
 
 
@@ -145,9 +145,8 @@ def _closing(run: Run, now: int, *, taken_over: bool) -> tuple[EndStatus, Error 
     return None
 
 
-def _close(session: Session, run: Run, closing: tuple[EndStatus, Error | None]) -> tuple[Effect, ...]:
-    """Every open call gets its result first, then the run ends."""
-    status, error = closing
+def close(session: Session, run: Run, status: EndStatus, error: Error | None) -> tuple[Settle, ...] | tuple[End]:
+    """What ends the run like this: every open call gets its result first, then comes the end."""
     if run.open_calls:
         return tuple(_settle(session, run, call, "interrupted", _why(call, status)) for call in run.open_calls)
     key = f"{_key(session, run, 0)}:end:{status}"
