@@ -61,6 +61,8 @@ _FIRST_POLL: Final = 0.003
 _LAST_POLL: Final = 0.05
 _BUSY_TIMEOUT: Final = 10_000
 """Milliseconds that a writer of SQLite waits for another one."""
+_UNDEFINED_TABLE: Final = "42P01"
+"""PostgreSQL's SQLSTATE."""
 
 T = TypeVar("T")
 
@@ -253,7 +255,7 @@ async def checkpoint_of(connection: AsyncConnection) -> Checkpoint:
 
 def _is_missing_table(error: DBAPIError) -> bool:
     """Whether a statement failed because its table is not there."""
-    return "no such table" in str(error.orig) or "UndefinedTable" in type(error.orig).__name__ + str(error.orig)
+    return getattr(error.orig, "sqlstate", None) == _UNDEFINED_TABLE or "no such table" in str(error.orig)
 
 
 @contextlib.contextmanager

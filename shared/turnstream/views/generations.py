@@ -44,7 +44,7 @@ async def prepare(db: Database, log: str) -> Checkpoint:
         row = (await connection.execute(IN_FORCE)).one_or_none()
         if row is not None:
             return Checkpoint(row.generation, row.position, row.log)
-        first = await _create(connection, log)
+        first = await _create(connection, await _next_number(connection), log)
         await connection.execute(delete(ACTIVE))
         await connection.execute(insert(ACTIVE).values(id=1, generation=first.generation))
         return first
@@ -54,8 +54,10 @@ async def create(db: Database, log: str) -> Checkpoint:
     """Makes an empty generation beside the one in force, and drops what an earlier rebuild left unfinished."""
     async with db.transaction() as connection:
         await _lock(connection)
+        # The number is chosen before anything is dropped: none is ever used again, for its writer may still live.
+        number = await _next_number(connection)
         await _drop_all_but(connection, await _in_force(connection))
-        return await _create(connection, log)
+        return await _create(connection, number, log)
 
 
 async def flip(db: Database, to: Checkpoint) -> bool:
@@ -167,11 +169,14 @@ _ADVANCE = (
 )
 
 
-async def _create(connection: AsyncConnection, log: str) -> Checkpoint:
-    names = await connection.run_sync(_table_names)
+async def _next_number(connection: AsyncConnection) -> int:
+    names = await connection.run_sync(table_names)
     taken = [int(match[1]) for name in names if (match := _TABLE.fullmatch(name))]
     highest = (await connection.execute(select(func.max(CHECKPOINT.c.generation)))).scalar()
-    generation = max([*taken, highest or 0]) + 1
+    return max([*taken, highest or 0]) + 1
+
+
+async def _create(connection: AsyncConnection, generation: int, log: str) -> Checkpoint:
     for table in tables(generation):
         await connection.run_sync(table.create)
     await connection.execute(insert(CHECKPOINT).values(generation=generation, position=0, log=log))
@@ -188,14 +193,15 @@ async def _drop_all_but(connection: AsyncConnection, generation: int) -> None:
 
 
 async def _drop_tables(connection: AsyncConnection, alive: set[int]) -> None:
-    names = await connection.run_sync(_table_names)
+    names = await connection.run_sync(table_names)
     dead = {int(match[1]) for name in names if (match := _TABLE.fullmatch(name))} - alive
     for generation in sorted(dead):
         for table in tables(generation):
             await connection.execute(DropTable(table, if_exists=True))
 
 
-def _table_names(connection: Connection) -> list[str]:
+def table_names(connection: Connection) -> list[str]:
+    """Every table of the database."""
     return inspect(connection).get_table_names()
 
 
