@@ -153,6 +153,11 @@ def test_a20_a_failed_attempt_closes_its_calls_before_it_ends() -> None:
     effects = given(*CALLING, *deaths).planned(fifth)
     assert [type(effect) for effect in effects] == [Settle, Settle]
     assert {effect.attempt for effect in effects} == {4}, "no new attempt is begun to end a run"
+    settled = [returned(1, name, 4, status="interrupted") for name in ("a", "b")]
+    (end,) = given(*CALLING, *deaths, *settled).planned(fifth)
+    assert isinstance(end, End)
+    assert end.error is not None
+    assert end.error.code == "max_attempts_exceeded"
 
 
 # -- giving back ------------------------------------------------------------------------------------------------------

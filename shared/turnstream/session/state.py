@@ -356,7 +356,9 @@ def _tool_returned(session: Session, recorded: Recorded, data: ToolReturned) -> 
     if run is None:
         return session
     calls = tuple(call for call in run.open_calls if call.id != data.call_id)
-    return _with(session, run, recorded, open_calls=calls, recoveries=0)
+    # A call that is only settled is no progress: else a run that kills its runners could not end for it.
+    recoveries = 0 if data.status in ("ok", "error") else run.recoveries
+    return _with(session, run, recorded, open_calls=calls, recoveries=recoveries)
 
 
 def _at(session: Session, n: int, attempt: int) -> Run | None:
