@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from turnstream.broker.server import die_with_parent
 from turnstream.settings import Settings
 from turnstream_cli.client import Connect, connected
 from turnstream_cli.exits import CommandError, Exit
@@ -132,7 +133,13 @@ class _Runner:
 
     def start(self) -> None:
         command = [sys.executable, "-m", "turnstream_cli.main", "runner"]
-        self._process = subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL, process_group=0)
+        self._process = subprocess.Popen(
+            command,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # a Ctrl-C at the terminal is for us
+            preexec_fn=die_with_parent(),
+        )
 
     def kill(self) -> None:
         assert self._process

@@ -54,15 +54,15 @@ class Tour:
         self._screen = Screen(console)
         self._by_nats: list[tuple[int, dict[str, Any]]] = []
         self._by_sse: list[Event] = []
+        self._listening: asyncio.Task[None] | None = None
         self._spoken: dict[str, int] = {}
         self._changed = asyncio.Event()
         self._number = 0
 
     async def play(self) -> None:
         nc = await nats.connect(self._at.nats, name="turnstream demo: a stranger's program")
-        listening: asyncio.Task[None] | None = None
         try:
-            listening = await self._publish(nc)
+            await self._publish(nc)
             await self._post()
             await self._cancel()
             await self._kill()
@@ -71,15 +71,15 @@ class Tour:
         except Broken as broken:
             self._promise(str(broken), False)
         finally:
-            if listening:
-                listening.cancel()
-                await asyncio.wait({listening})
+            if self._listening:
+                self._listening.cancel()
+                await asyncio.gather(self._listening, return_exceptions=True)
             self._screen.finish()
             await nc.close()
 
     # --- the steps ------------------------------------------------------------------------------------------------
 
-    async def _publish(self, nc: Nats) -> asyncio.Task[None]:
+    async def _publish(self, nc: Nats) -> None:
         feed, inbox = f"ts.feed.default.{self._session}", f"ts.inbox.default.{self._session}"
         said = "Hello, is anybody there?"
         self._title("A program that only knows a subject publishes; the session opens with its first message.")
@@ -92,10 +92,9 @@ class Tour:
         await nc.publish(inbox, said.encode())
         await nc.flush()
         await self._until(lambda: bool(self._by_nats), "a published message became an event on the NATS feed")
-        listening = asyncio.create_task(self._listen(), name="the tour's SSE feed")
-        listening.add_done_callback(lambda _: self._changed.set())
+        self._listening = asyncio.create_task(self._listen(), name="the tour's SSE feed")
+        self._listening.add_done_callback(lambda _: self._changed.set())
         await self._ended(1, "completed", "a published message became a run, and it completed")
-        return listening
 
     async def _post(self) -> None:
         content = (
@@ -126,7 +125,7 @@ class Tour:
         self._title(
             "The runner is killed in the middle of an answer. Another one takes the run over, and nothing is lost."
         )
-        await self._message("[slow 40 40ms]")
+        await self._message("[slow 50 50ms]")
         await self._until_spoken(4)
         self._command(f"kill -9 {self._runner.pid}")
         self._command("turnstream runner")
@@ -242,6 +241,8 @@ class Tour:
         try:
             async with asyncio.timeout(PATIENCE):
                 while not condition():
+                    if self._listening and self._listening.done():
+                        self._listening.result()
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:

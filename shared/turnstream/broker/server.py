@@ -122,7 +122,7 @@ class NatsServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(lock,),
-            preexec_fn=_die_with_parent(),
+            preexec_fn=die_with_parent(),
             start_new_session=True,  # a Ctrl-C at the terminal is for the services, which need it to shut down
         )
 
@@ -223,7 +223,7 @@ def _quoted(path: Path) -> str:
     return msgspec.json.encode(str(path.absolute())).decode()
 
 
-def _die_with_parent() -> Callable[[], None] | None:
+def die_with_parent() -> Callable[[], None] | None:
     """Runs in the child: on Linux it gets SIGTERM when the thread that started it ends, however it ends."""
     if sys.platform != "linux":
         return None
