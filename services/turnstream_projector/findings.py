@@ -8,7 +8,7 @@ from typing import Literal, assert_never
 import msgspec
 
 from turnstream.ids import SessionKey
-from turnstream.log.jetstream import UNGUARDED
+from turnstream.log.messages import UNGUARDED
 from turnstream.session.events import (
     MessagePosted,
     MessageWithdrawn,

@@ -9,7 +9,7 @@ from turnstream.broker.connection import Broker
 from turnstream.broker.pull import Delivery, OrderedPull
 from turnstream.log import codec
 from turnstream.log.base import Unreadable
-from turnstream.log.jetstream import EXPECTED, UNGUARDED
+from turnstream.log.messages import EXPECTED, UNGUARDED
 from turnstream.session.events import Recorded
 
 EVENTS: Final = "ts.session.>"

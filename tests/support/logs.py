@@ -5,13 +5,12 @@ from collections.abc import Sequence
 
 import msgspec
 from tests.support.waiting import eventually
-from turnstream_projector.reading import extent
 
 from turnstream import subjects
 from turnstream.broker.connection import Broker
 from turnstream.ids import SessionKey, derive
 from turnstream.log import codec
-from turnstream.log.jetstream import EXPECTED
+from turnstream.log.messages import EXPECTED
 from turnstream.session.commands import (
     CancelRun,
     Command,
@@ -48,6 +47,7 @@ from turnstream.session.events import (
 )
 from turnstream.session.state import Run, Session, evolve
 from turnstream.subjects import TYPE
+from turnstream_projector.reading import extent
 
 SPECS = {
     name: Spec(agent=name, version="v1", digest="d1", model="demo", queue=queue)
