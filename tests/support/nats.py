@@ -157,7 +157,7 @@ class Cluster:
     """Three servers that replicate. Any may be killed and started again."""
 
     def __init__(self, folder: Path) -> None:
-        routes = _free_ports(3)
+        routes = free_ports(3)
         urls = ", ".join(f'"nats-route://127.0.0.1:{port}"' for port in routes)
         self.servers = [
             NatsServer(
@@ -208,7 +208,7 @@ async def _answers(broker: Broker) -> bool:
         return False
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

@@ -197,13 +197,16 @@ async def _make(broker: Broker, operation: str, body: Config) -> Config | None:
 
 async def _patiently(deadline: float, work: Callable[[], Awaitable[None]]) -> None:
     """Does it again while a cluster has no leader, until `deadline` (loop time)."""
+    told = False
     while True:
         try:
             return await work()
         except BrokerFault as error:
             if not _is_passing(error) or asyncio.get_running_loop().time() > deadline:
                 raise
-            log.warning("the broker is not ready", error=error)
+            if not told:
+                log.warning("the broker is not ready, waiting for it", error=error)
+                told = True
         await asyncio.sleep(_RETRY)
 
 
