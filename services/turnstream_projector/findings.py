@@ -24,6 +24,7 @@ from turnstream.session.events import (
     ToolStarted,
     Unknown,
 )
+from turnstream.session.recent import Recent
 from turnstream.session.state import Run, Session, evolve, has_edge
 
 Kind = Literal[
@@ -69,7 +70,7 @@ class Checker:
         self._check_chain(session, recorded)
         self._check_fact(session, recorded)
         after = evolve(session, recorded)
-        self._sessions[key] = msgspec.structs.replace(after, receipts={}, turns=(), opening=None)
+        self._sessions[key] = msgspec.structs.replace(after, receipts=Recent(0), turn_blocks=(), opening=None)
 
     def add(self, kind: Kind, where: object, seq: int | None, message: str) -> None:
         self.findings.append(Finding(kind, str(where), seq, message))
