@@ -20,7 +20,8 @@ from turnstream.broker.server import NatsServer
 from turnstream.ids import SessionKey, derive
 from turnstream.log import codec
 from turnstream.log.handle import Sessions
-from turnstream.log.jetstream import EXPECTED, JetStreamLog
+from turnstream.log.jetstream import JetStreamLog
+from turnstream.log.messages import EXPECTED
 from turnstream.session.decide import Decision
 from turnstream.session.events import (
     Event,
@@ -59,30 +60,31 @@ def message(key: SessionKey) -> Decision:
 
 def turns(key: SessionKey, events: int) -> list[Decision]:
     """Whole turns of three events each, as many as fit."""
-    found: list[Decision] = []
+    return [decision for n in range(1, events // 3 + 1) for decision in turn(key, n)]
+
+
+def turn(key: SessionKey, n: int) -> list[Decision]:
     spec = Spec(agent="default", version="1", digest="d" * 32, model="demo", limits=Limits())
-    for n in range(1, events // 3 + 1):
-        posted = MessagePosted(
-            message_id=f"m{n}", author="user:ann", content=(Part(text="x" * 200),), starts=Starts(run=n, spec=spec)
-        )
-        wake = Wake(work=n, cause=n, delivery=1)
-        started = RunStarted(run=n, attempt=1, runner="r", wake=wake, message_ids=(f"m{n}",), model="demo")
-        ended = RunEnded(run=n, attempt=1, status="completed", content="y" * 200, usage=Usage(input_tokens=5))
-        for data in (posted, started, ended):
-            found.append(
-                Decision(
-                    Event(
-                        id=derive(str(key), n, codec.NAMES[type(data)]),
-                        key=key,
-                        data=data,
-                        actor="user:ann",
-                        time=1_700_000_000_000,
-                        idempotency_key=f"{n:032x}" if data is posted else None,
-                        body_digest="b" * 32 if data is posted else None,
-                    )
-                )
+    posted = MessagePosted(
+        message_id=f"m{n}", author="user:ann", content=(Part(text="x" * 200),), starts=Starts(run=n, spec=spec)
+    )
+    wake = Wake(work=n, cause=n, delivery=1)
+    started = RunStarted(run=n, attempt=1, runner="r", wake=wake, message_ids=(f"m{n}",), model="demo")
+    ended = RunEnded(run=n, attempt=1, status="completed", content="y" * 200, usage=Usage(input_tokens=5))
+    return [
+        Decision(
+            Event(
+                id=derive(str(key), n, codec.NAMES[type(data)]),
+                key=key,
+                data=data,
+                actor="user:ann",
+                time=1_700_000_000_000,
+                idempotency_key=f"{n:032x}" if data is posted else None,
+                body_digest="b" * 32 if data is posted else None,
             )
-    return found
+        )
+        for data in (posted, started, ended)
+    ]
 
 
 async def connect(url: str) -> Broker:
@@ -139,13 +141,13 @@ async def _compare(url: str, measure: Callable[[Append], Awaitable[float]]) -> f
 async def append_throughput(url: str) -> dict[str, Any]:
     """Guarded appends a second at 64 in flight ÷ `js.publish`."""
     value = await _compare(url, _rate)
-    return {"value": value, "bound": ">= 0.95", "ok": value >= 0.95}
+    return {"value": value, "bound": 0.95, "ok": value >= 0.95}
 
 
 async def append_latency(url: str) -> dict[str, Any]:
     """Median of one append ÷ median of one `js.publish`."""
     value = await _compare(url, _latency)
-    return {"value": value, "bound": "<= 1.1", "ok": value <= 1.1}
+    return {"value": value, "bound": 1.1, "ok": value <= 1.1}
 
 
 async def _filled(log: JetStreamLog, events: int) -> tuple[SessionKey, int]:
@@ -178,7 +180,7 @@ async def tail_read(url: str) -> dict[str, Any]:
         ratios.append(medians[0] / medians[1])
     await broker.close()
     value = statistics.median(ratios)
-    return {"value": value, "bound": "<= 2", "ok": value <= 2}
+    return {"value": value, "bound": 2, "ok": value <= 2}
 
 
 async def cold_fold(url: str) -> dict[str, Any]:
@@ -193,7 +195,7 @@ async def cold_fold(url: str) -> dict[str, Any]:
         await sessions.load(key)
         taken.append((time.perf_counter() - began) * 1000)
     await broker.close()
-    return {"value": statistics.median(taken), "bound": "stated, ms", "ok": True}
+    return {"value": statistics.median(taken), "bound": None, "ok": True}
 
 
 BENCHES = {

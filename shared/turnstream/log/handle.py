@@ -24,6 +24,8 @@ from turnstream.session.state import Session, evolve, fold
 
 ATTEMPTS = 100
 """How often one command is decided. Each conflict is another writer's success, so nobody comes near by honest means."""
+PAUSE = 0.05
+"""Seconds before a session is read again of which the log knows less than was folded."""
 SLICE = 64
 """Events that are folded before others get the event loop, which is under a millisecond (tests/bench/bench_log.py)."""
 
@@ -142,9 +144,10 @@ class Sessions:
         """The session as of its event `last` or later."""
         if last == session.seq:
             return session
-        if last < session.seq:  # the log has lost what was folded
+        if last < session.seq:  # the log has lost what was folded, or a new leader does not know its end yet
             self._folds.drop(session.key)
             self._kept.drop(session.key)
+            await asyncio.sleep(PAUSE)
         return await self.load(session.key, last)
 
     def _appended(self, session: Session, decision: Decision, seq: int) -> Handled:

@@ -10,7 +10,6 @@ Reads may be answered by a replica that lags; the guard, `at_least` and `last` m
 """
 
 import asyncio
-import contextlib
 import re
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable
@@ -19,15 +18,14 @@ from typing import Final
 
 import msgspec
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
-from nats.errors import Error
 
 from turnstream import ids, subjects
 from turnstream.broker.connection import Broker
 from turnstream.broker.errors import BrokerClosed, BrokerError, BrokerTimeout
 from turnstream.ids import SessionKey
 from turnstream.log import codec
-from turnstream.log.base import BrokenChain, Conflict, Listener, LogError, Unavailable, Unreadable
+from turnstream.log.base import BrokenChain, Conflict, Listener, LogError, Unavailable
+from turnstream.log.messages import EXPECTED, Republished, recorded_of
 from turnstream.log.replies import STATUS, Replies
 from turnstream.session.decide import Decision
 from turnstream.session.events import Recorded
@@ -37,12 +35,11 @@ PAGE: Final = 256
 PAGE_BYTES: Final = 1024 * 1024
 RETRY: Final = 2.0
 """Seconds without an answer after which an append or a read is settled or asked again."""
+MOMENT: Final = 0.05
+"""Seconds that the last question waits at least."""
 PAUSES: Final = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2)
 """Seconds before each try after the first; the last one stands for all further ones."""
 
-EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
-SEQ: Final = "Nats-Sequence"
-TIME: Final = "Nats-Time-Stamp"
 PENDING: Final = "Nats-Num-Pending"
 
 WRONG_LAST: Final = 10071
@@ -52,8 +49,6 @@ WRONG_LAST_RACE: Final = 10164
 IN_FLIGHT: Final = 10158
 """A message of this id is being stored."""
 NO_MESSAGE: Final = 10037
-UNGUARDED: Final = -1
-"""Stands for the link of a message that has none: it follows nothing."""
 
 _GET = f"STREAM.MSG.GET.{subjects.SESSIONS}"
 _DIRECT = f"$JS.API.DIRECT.GET.{subjects.SESSIONS}"
@@ -70,7 +65,6 @@ class JetStreamLog:
         self._broker = broker
         self._replies = Replies(broker)
         self._timeout = append_timeout
-        self._try = min(RETRY, append_timeout)
 
     async def append(self, key: SessionKey, decision: Decision, expected: int) -> int:
         subject = _subject(key)
@@ -79,59 +73,57 @@ class JetStreamLog:
         if len(head) + len(payload) > self._broker.nc.max_payload:
             raise LogError(f"{key}: an event of {len(payload)} bytes is more than the broker takes")
         write = _Write(key, decision.event.id, subject, head, payload, expected)
-        ack = await self._publish(write)
+        tries = _Tries(self._timeout)
+        ack = await self._publish(write, tries)
         if ack is not None and ack.error is None and not ack.duplicate:
             return ack.seq
-        return await self._insist(write, ack)
+        return await self._insist(write, ack, tries)
 
     async def read(self, key: SessionKey, after: int = 0, *, at_least: int = 0) -> AsyncIterator[list[Recorded]]:
         subject = _subject(key)
         last = after
-        retry = _Retry(self._timeout)
+        tries = _Tries(self._timeout)
         while True:
             page, left = await self._page(key, subject, last)
             if page:
                 last = page[-1].seq
                 yield page
-                retry = _Retry(self._timeout)
+                tries = _Tries(self._timeout)
             if left:
                 continue
             if last >= at_least:
                 return
-            if not await retry.pause():
+            if not await tries.another():
                 raise Unavailable(f"{key}: event {at_least} is stored, but the broker shows none after {last}")
 
     async def last(self, key: SessionKey) -> int:
-        found = await self._ask_leader(key, {"last_by_subj": _subject(key)})
+        found = await self._ask_leader(key, {"last_by_subj": _subject(key)}, self._timeout)
         return found.seq if found else 0
 
-    async def subscribe(
-        self, key: SessionKey, on_event: Listener, on_lost: Callable[[], None]
-    ) -> "JetStreamSubscription":
-        subscription = JetStreamSubscription(self._broker, subjects.feed(key), on_event, on_lost)
+    async def subscribe(self, key: SessionKey, on_event: Listener, on_lost: Callable[[], None]) -> Republished:
+        subscription = Republished(self._broker, subjects.feed(key), on_event, on_lost)
         await subscription.open()
         return subscription
 
-    async def _insist(self, write: "_Write", ack: "_Ack | None") -> int:
+    async def _insist(self, write: "_Write", ack: "_Ack | None", tries: "_Tries") -> int:
         """Finds out what became of an append, and repeats it while nothing stands behind its `expected`."""
-        retry = _Retry(self._timeout - self._try if ack is None else self._timeout)
-        while (seq := await self._settle(write, ack)) is None:
-            if not await retry.pause():
+        while (seq := await self._settle(write, ack, tries)) is None:
+            if not await tries.another():
                 reason = ack.error.description if ack and ack.error else "no answer"
                 raise Unavailable(f"{write.key}: whether event {write.id} is stored is not known ({reason})")
-            ack = await self._publish(write)
+            ack = await self._publish(write, tries)
             if ack is not None and ack.error is None and not ack.duplicate:
                 return ack.seq
         return seq
 
-    async def _publish(self, write: "_Write") -> "_Ack | None":
+    async def _publish(self, write: "_Write", tries: "_Tries") -> "_Ack | None":
         try:
-            answer = await self._replies.one(write.subject, write.head, write.payload, self._try)
+            answer = await self._replies.one(write.subject, write.head, write.payload, tries.patience)
         except BrokerClosed as error:
             raise _closed(write.key) from error
         return answer and _acks.decode(answer.data)
 
-    async def _settle(self, write: "_Write", ack: "_Ack | None") -> int | None:
+    async def _settle(self, write: "_Write", ack: "_Ack | None", tries: "_Tries") -> int | None:
         """The event's sequence if it is stored, None if nothing is behind `expected`. Raises `Conflict`, or `LogError`
         where the broker refused the event as such."""
         error = ack.error if ack else None
@@ -140,7 +132,7 @@ class JetStreamLog:
         earlier = ack.seq if ack and ack.duplicate and ack.seq <= write.expected else None
         behind: dict[str, object] = {"seq": write.expected + 1, "next_by_subj": write.subject}
         try:
-            found = await self._ask_leader(write.key, {"seq": earlier} if earlier else behind)
+            found = await self._ask_leader(write.key, {"seq": earlier} if earlier else behind, tries.patience)
         except Unavailable:
             return None
         if found is not None and found.subject == write.subject and found.id == write.id:
@@ -152,9 +144,9 @@ class JetStreamLog:
             raise Conflict(write.key, write.expected, named)
         return None
 
-    async def _ask_leader(self, key: SessionKey, which: dict[str, object]) -> "_Stored | None":
+    async def _ask_leader(self, key: SessionKey, which: dict[str, object], timeout: float) -> "_Stored | None":
         try:
-            answer = await self._broker.api(_GET, which, timeout=self._try)
+            answer = await self._broker.api(_GET, which, timeout=timeout)
         except BrokerError as error:
             if error.err_code == NO_MESSAGE:
                 return None
@@ -168,9 +160,9 @@ class JetStreamLog:
     async def _page(self, key: SessionKey, subject: str, after: int) -> tuple[list[Recorded], int]:
         """The next events and how many there are behind them."""
         which = f'{{"seq":{after + 1},"next_by_subj":"{subject}","batch":{PAGE},"max_bytes":{PAGE_BYTES}}}'.encode()
-        retry = _Retry(self._timeout)
-        while (messages := await self._several(key, which)) is None:
-            if not await retry.pause():
+        tries = _Tries(self._timeout)
+        while (messages := await self._several(key, which, tries.patience)) is None:
+            if not await tries.another():
                 raise Unavailable(f"{key}: the broker did not answer")
         end = messages.pop()
         status = end.headers[STATUS] if end.headers else ""
@@ -180,7 +172,7 @@ class JetStreamLog:
             raise LogError(f"{key}: the broker cannot read after {after}: {end.headers}")
         page: list[Recorded] = []
         for message in messages:
-            recorded = _decode(message)
+            recorded = recorded_of(message)
             if recorded.previous != after:
                 raise BrokenChain(key, recorded.seq, recorded.previous, after)
             page.append(recorded)
@@ -189,64 +181,32 @@ class JetStreamLog:
             self._broker.clock.observe(page[-1].time)
         return page, int(end.headers[PENDING]) if end.headers else 0
 
-    async def _several(self, key: SessionKey, which: bytes) -> list[Msg] | None:
+    async def _several(self, key: SessionKey, which: bytes, timeout: float) -> list[Msg] | None:
         try:
-            return await self._replies.several(_DIRECT, which, self._try)
+            return await self._replies.several(_DIRECT, which, timeout)
         except BrokerClosed as error:
             raise _closed(key) from error
 
 
-class JetStreamSubscription:
-    """The session's feed subject, as the stream republishes it."""
+class _Tries:
+    """Tries of one thing, `timeout` seconds in all, with growing pauses between them."""
 
-    def __init__(self, broker: Broker, subject: str, on_event: Listener, on_lost: Callable[[], None]) -> None:
-        self._broker = broker
-        self._subject = subject
-        self._on_event = on_event
-        self._on_lost = on_lost
-        self._subscription: Subscription | None = None
-        self._ignore = (broker.on_reconnect(on_lost), broker.on_slow(self._on_slow))
-
-    async def open(self) -> None:
-        try:
-            self._subscription = await self._broker.subscribe(self._subject, self._take)
-        except Error as error:
-            await self.close()
-            raise LogError(f"{self._subject}: {error}") from error
-
-    async def close(self) -> None:
-        for ignore in self._ignore:
-            ignore()
-        if self._subscription is not None and not self._broker.nc.is_closed:
-            subscription, self._subscription = self._subscription, None
-            with contextlib.suppress(Error):  # a connection that is just being closed
-                await subscription.unsubscribe()
-
-    async def _take(self, message: Msg) -> None:
-        try:
-            recorded = _decode(message)
-        except LogError:  # whoever reads it from the log is told
-            self._on_lost()
-        else:
-            self._broker.clock.observe(recorded.time)
-            self._on_event(recorded)
-
-    def _on_slow(self, subject: str) -> None:
-        if subject == self._subject:
-            self._on_lost()
-
-
-class _Retry:
-    """Growing pauses between tries, up to `timeout` seconds in all."""
+    __slots__ = ("_clock", "_deadline", "_pauses")
 
     def __init__(self, timeout: float) -> None:
         self._clock = asyncio.get_running_loop().time
         self._deadline = self._clock() + timeout
-        self._pauses = iter(PAUSES)
+        self._pauses = 0
 
-    async def pause(self) -> bool:
-        """False: the time is over."""
-        pause = next(self._pauses, PAUSES[-1])
+    @property
+    def patience(self) -> float:
+        """Seconds that the next question may wait for its answer."""
+        return min(RETRY, max(self._deadline - self._clock(), MOMENT))
+
+    async def another(self) -> bool:
+        """Pauses before another try. False: the time is over."""
+        pause = PAUSES[min(self._pauses, len(PAUSES) - 1)]
+        self._pauses += 1
         if self._clock() + pause >= self._deadline:
             return False
         await asyncio.sleep(pause)
@@ -314,13 +274,3 @@ def _head(decision: Decision, expected: int) -> bytes:
     if head.count("\n") != len(lines) + 3:
         raise ValueError(f"{decision.event.key}: a header of event {decision.event.id!r} holds a line break")
     return head.encode()
-
-
-def _decode(message: Msg) -> Recorded:
-    headers = message.headers or {}
-    try:
-        seq, time = int(headers[SEQ]), codec.parse_time(headers[TIME])
-        previous = int(headers.get(EXPECTED, UNGUARDED))
-    except (KeyError, ValueError) as error:
-        raise Unreadable(0, f"{message.subject}: {error!r} in {headers}") from error
-    return codec.decode(message.data, seq=seq, previous=previous, time=time)
