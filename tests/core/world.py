@@ -72,6 +72,7 @@ class World:
         self.auditor = Auditor()
         self.named = 0
         self._work_seq = 0
+        self._truth = Session(key=KEY)
 
     @property
     def last(self) -> int:
@@ -79,7 +80,10 @@ class World:
 
     @property
     def truth(self) -> Session:
-        return fold(Session(key=KEY), self.log)
+        """The whole log, folded anew after each event."""
+        if self._truth.seq != self.last:
+            self._truth = fold(Session(key=KEY), self.log)
+        return self._truth
 
     def name(self, what: str) -> str:
         """A name that nothing else has."""
@@ -181,7 +185,9 @@ class World:
         assert drive is not None
         assert wake_up is not None
         held = blocked_by(writer.session, drive)
-        if held is None or held.work in drive.gone:
+        if wake_up.deliveries != drive.wake.delivery:
+            writer.stop()  # the lease has lapsed: it is for another to say what becomes of the wake-up
+        elif held is None or held.work in drive.gone:
             self.acknowledge(writer)
         elif held.work == drive.wake.work:
             wake_up.free = True
