@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from nats.aio.msg import Msg
 from tests.contracts.events import assert_whole, decision, fill, new_key, read
 from tests.support.nats import connect, freeze, thaw
 from tests.support.proxy import Proxy, proxy
@@ -281,6 +282,24 @@ async def test_a_missing_event_breaks_the_chain(log: JetStreamLog, nats: Broker,
     with pytest.raises(BrokenChain):
         await read(log, key, first)
     assert await read(log, key, third) == []
+
+
+async def test_a_message_that_the_line_lost_breaks_no_chain(
+    log: JetStreamLog, key: SessionKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page without one of its messages: it is asked for again before the chain is called broken."""
+    seqs = await fill(log, key, 5)
+    several, losses = log._replies.several, [2]
+
+    async def lossy(subject: str, payload: bytes, timeout: float) -> list[Msg] | None:
+        messages = await several(subject, payload, timeout)
+        if messages and losses:
+            del messages[losses.pop()]
+        return messages
+
+    monkeypatch.setattr(log._replies, "several", lossy)
+    assert [recorded.seq for recorded in await read(log, key)] == seqs
+    assert not losses
 
 
 async def test_what_is_no_event_is_named(log: JetStreamLog, nats: Broker, key: SessionKey) -> None:

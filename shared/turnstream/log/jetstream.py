@@ -21,7 +21,7 @@ from nats.aio.msg import Msg
 
 from turnstream import ids, subjects
 from turnstream.broker.connection import Broker
-from turnstream.broker.errors import BrokerClosed, BrokerError, BrokerTimeout
+from turnstream.broker.errors import BrokerClosed, BrokerError, BrokerFault, BrokerTimeout
 from turnstream.ids import SessionKey
 from turnstream.log import codec
 from turnstream.log.base import BrokenChain, Conflict, Listener, LogError, Unavailable
@@ -81,12 +81,20 @@ class JetStreamLog:
 
     async def read(self, key: SessionKey, after: int = 0, *, at_least: int = 0) -> AsyncIterator[list[Recorded]]:
         subject = _subject(key)
-        last = after
+        last, doubted = after, False
         tries = _Tries(self._timeout)
         while True:
-            page, left = await self._page(key, subject, last)
+            messages, left = await self._page(key, subject, last)
+            try:
+                page = _linked(key, messages, last)
+            except BrokenChain:
+                if doubted:
+                    raise
+                doubted = True  # the line may have lost a message of the answer, and then it is whole the next time
+                continue
             if page:
-                last = page[-1].seq
+                self._broker.clock.observe(page[-1].time)
+                last, doubted = page[-1].seq, False
                 yield page
                 tries = _Tries(self._timeout)
             if left:
@@ -97,8 +105,16 @@ class JetStreamLog:
                 raise Unavailable(f"{key}: event {at_least} is stored, but the broker shows none after {last}")
 
     async def last(self, key: SessionKey) -> int:
-        found = await self._ask_leader(key, {"last_by_subj": _subject(key)}, self._timeout)
-        return found.seq if found else 0
+        which: dict[str, object] = {"last_by_subj": _subject(key)}
+        tries = _Tries(self._timeout)
+        while True:
+            try:
+                found = await self._ask_leader(key, which, tries.patience)
+            except Unavailable:
+                if not await tries.another():
+                    raise
+            else:
+                return found.seq if found else 0
 
     async def subscribe(self, key: SessionKey, on_event: Listener, on_lost: Callable[[], None]) -> Republished:
         subscription = Republished(self._broker, subjects.feed(key), on_event, on_lost)
@@ -155,10 +171,12 @@ class JetStreamLog:
             raise Unavailable(f"{key}: {error}") from error
         except BrokerClosed as error:
             raise _closed(key) from error
+        except BrokerFault as error:
+            raise LogError(f"{key}: {error}") from error
         return msgspec.convert(answer["message"], _Stored)
 
-    async def _page(self, key: SessionKey, subject: str, after: int) -> tuple[list[Recorded], int]:
-        """The next events and how many there are behind them."""
+    async def _page(self, key: SessionKey, subject: str, after: int) -> tuple[list[Msg], int]:
+        """The next messages and how many there are behind them."""
         which = f'{{"seq":{after + 1},"next_by_subj":"{subject}","batch":{PAGE},"max_bytes":{PAGE_BYTES}}}'.encode()
         tries = _Tries(self._timeout)
         while (messages := await self._several(key, which, tries.patience)) is None:
@@ -170,16 +188,7 @@ class JetStreamLog:
             return [], 0
         if status != _END:
             raise LogError(f"{key}: the broker cannot read after {after}: {end.headers}")
-        page: list[Recorded] = []
-        for message in messages:
-            recorded = recorded_of(message)
-            if recorded.previous != after:
-                raise BrokenChain(key, recorded.seq, recorded.previous, after)
-            page.append(recorded)
-            after = recorded.seq
-        if page:
-            self._broker.clock.observe(page[-1].time)
-        return page, int(end.headers[PENDING]) if end.headers else 0
+        return messages, int(end.headers[PENDING]) if end.headers else 0
 
     async def _several(self, key: SessionKey, which: bytes, timeout: float) -> list[Msg] | None:
         try:
@@ -255,6 +264,18 @@ class _Stored(msgspec.Struct):
 
 
 _acks = msgspec.json.Decoder(_Ack)
+
+
+def _linked(key: SessionKey, messages: list[Msg], after: int) -> list[Recorded]:
+    """Their events, each of which follows the one before it. Raises `BrokenChain`."""
+    page: list[Recorded] = []
+    for message in messages:
+        recorded = recorded_of(message)
+        if recorded.previous != after:
+            raise BrokenChain(key, recorded.seq, recorded.previous, after)
+        page.append(recorded)
+        after = recorded.seq
+    return page
 
 
 def _closed(key: SessionKey) -> LogError:
