@@ -1,6 +1,7 @@
 """The production configurations of `deploy/nats/`, on real servers: who may do what, tenants included."""
 
 import asyncio
+import itertools
 import os
 import shutil
 import subprocess
@@ -337,19 +338,28 @@ class TestCluster:
         for server in servers:
             server.kill()
 
-    async def test_three_servers_find_each_other_and_replicate(self, servers: list[Production]):
+    @pytest.fixture
+    async def services(self, servers: list[Production]) -> AsyncIterator[Broker]:
         for server in servers:
             await eventually(server.ready)
         urls = ",".join(server.url for server in servers)
-        services = await connect(urls, user="turnstream", password="services-secret")
-        await declare(services, replicas=3)
-        await append(services, MINE)
+        broker = await connect(urls, user="turnstream", password="services-secret")
+        await declare(broker, replicas=3)
+        yield broker
+        await broker.close()
+
+    async def test_three_servers_replicate_and_serve_programs(self, servers: list[Production], services: Broker):
         info: Any = (await services.api("STREAM.INFO.SESSIONS"))["cluster"]
         assert {info["leader"], *(replica["name"] for replica in info["replicas"])} == {"nats-1", "nats-2", "nats-3"}
         program = Program()
         await program.connect(servers[0].url, "rival")
         await program.listen("ts.feed.rival.*")
-        await append(services, THEIRS)
-        await eventually(lambda: program.heard)
+        sessions = (SessionKey("rival", f"s{n}") for n in itertools.count())
+
+        async def heard() -> bool:
+            # The other servers may not have heard of the listener yet: what is appended before that, it misses.
+            await append(services, next(sessions))
+            return bool(program.heard)
+
+        await eventually(heard)
         await program.nc.close()
-        await services.close()
