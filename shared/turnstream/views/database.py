@@ -59,6 +59,8 @@ IN_FORCE = select(CHECKPOINT.c.generation, CHECKPOINT.c.position, CHECKPOINT.c.l
 
 _FIRST_POLL: Final = 0.003
 _LAST_POLL: Final = 0.05
+_LAST_QUERY: Final = 2.0
+"""Seconds that closing waits for a query that is under way."""
 _BUSY_TIMEOUT: Final = 10_000
 """Milliseconds that a writer of SQLite waits for another one."""
 _UNDEFINED_TABLE: Final = "42P01"
@@ -131,6 +133,7 @@ class Database:
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._waiters = 0
         self._poll: asyncio.Task[None] | None = None
+        self._closed = False
         self._deaf = commits.listen(self._saw) if commits else None
 
     @property
@@ -140,10 +143,11 @@ class Database:
     async def close(self) -> None:
         if self._deaf:
             self._deaf()
-        if self._poll:
+        self._closed = True
+        if self._poll and not self._poll.done():
+            # A query is waited for, not cancelled: a connection that is being opened would be left behind.
+            await asyncio.wait({self._poll}, timeout=_LAST_QUERY)
             self._poll.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._poll
         await self.engine.dispose()
 
     @contextlib.asynccontextmanager
@@ -207,7 +211,7 @@ class Database:
     async def _ask(self) -> None:
         """Asks for the position while somebody waits, less and less often while it does not move."""
         pause = _FIRST_POLL
-        while self._waiting:
+        while self._waiting and not self._closed:
             if self._waiting[0][2].done():
                 heapq.heappop(self._waiting)
                 continue
