@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from rich.console import Console
 
 from turnstream.broker.server import die_with_parent
 from turnstream.settings import Settings
+from turnstream_cli import tend
 from turnstream_cli.client import Connect, connected
 from turnstream_cli.exits import CommandError, Exit
 from turnstream_cli.place import Addresses, announced, held
@@ -86,7 +88,9 @@ async def _play(settings: Settings, stop: asyncio.Event, stay: bool) -> list[str
             with _Runner(effective) as runner, announced(settings.data_dir, addresses):
                 async with serving(effective, parts, stop), connected(Connect(url=addresses.http)) as client:
                     print_addresses(console, settings, addresses)
-                    tour = Tour(console, client, addresses, runner, session=f"tour-{uuid.uuid4().hex[:6]}")
+                    session = f"tour-{uuid.uuid4().hex[:6]}"
+                    check = partial(tend.check, effective)
+                    tour = Tour(console, client, addresses, runner, session=session, fsck=check)
                     await _unless_stopped(tour, stop)
                     if stay and not tour.broken:
                         console.print("\n[bold]Turnstream stays up[/] until Ctrl-C. To try, in another terminal:\n")

@@ -25,7 +25,7 @@ def build() -> App:
     for group, commands in {
         "Start": (serve.dev, demo.demo, serve.api, serve.runner, serve.projector),
         "Talk and look (any running Turnstream, --url)": (talk.send, talk.tail, look.sessions, look.steps, look.ops),
-        "Tend": (tend.rebuild, tend.config),
+        "Tend": (tend.rebuild, tend.fsck, tend.config),
     }.items():
         for command in commands:
             app.command(command, group=group)

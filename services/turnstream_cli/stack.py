@@ -6,6 +6,7 @@ The parts know nothing of it: each service gets the settings and an event that s
 import asyncio
 import contextlib
 import errno
+import gc
 import importlib
 import os
 import signal
@@ -101,12 +102,21 @@ async def serving(settings: Settings, parts: Mapping[str, Serve], stop: asyncio.
         await first_of(ready, stop)
         if stop.is_set():
             raise Stopped
+        _calm_collector()
         yield
     finally:
         stop.set()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
+
+
+def _calm_collector() -> None:
+    """What is there by now stays: the garbage collector need not look at it again and again, and what a turn allocates is
+    mostly gone before it looks. A fifth of a runner's CPU time (2026-11-30, instant turns)."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 class Stopped(Exception):

@@ -75,6 +75,44 @@ async def rebuild(*, json: bool = False) -> None:
         print(f"views of generation {done.generation} are in force, as of sequence {done.position}")
 
 
+async def fsck(*, json: bool = False) -> Exit:
+    """Check the log (chains, one holder of the turn, paired calls, terminal states) and the views against it.
+
+    The exit code is 1 if anything is wrong; each fault is named.
+
+    Parameters
+    ----------
+    json
+        Print one line of JSON a fault.
+    """
+    async with place(started()) as settings:
+        return await check(settings, json=json)
+
+
+async def check(settings: Settings, *, json: bool = False) -> Exit:
+    """`fsck` on the broker and database of these settings."""
+    from turnstream.views.database import Database
+    from turnstream_projector import fsck as checking
+
+    async with connection(settings) as broker:
+        database = Database(settings.database)
+        try:
+            with progress.shown("fsck") as say:
+                report = await checking.fsck(broker, database, on_progress=lambda at: say(at.position, at.last))
+        finally:
+            await database.close()
+    if json:
+        for finding in report.findings:
+            show.print_json(finding)
+    else:
+        cells = [(finding.kind, finding.where, finding.seq, finding.message) for finding in report.findings]
+        if cells:
+            show.table(show.console(), ("fault", "where", "seq", "what"), cells, empty="")
+        views = "there are no views" if report.position is None else f"views compared as of {report.position}"
+        print(f"{report.events} events read, {views}, {len(cells)} faults")
+    return Exit.FAILED if report.findings else Exit.OK
+
+
 @keys.command(name="add")
 async def keys_add(account: str, *, label: str = "", json: bool = False) -> None:
     """Make a key for an account. Its secret is shown now and never again.

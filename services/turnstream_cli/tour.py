@@ -7,6 +7,7 @@ is cancelled, and a runner killed in the middle of its answer.
 import asyncio
 import contextlib
 import shlex
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -43,7 +44,14 @@ class Tour:
     """One telling. `broken` holds what did not come true."""
 
     def __init__(
-        self, console: Console, client: Client, addresses: Addresses, runner: RunnerProcess, *, session: str
+        self,
+        console: Console,
+        client: Client,
+        addresses: Addresses,
+        runner: RunnerProcess,
+        *,
+        session: str,
+        fsck: Callable[[], Awaitable[int]],
     ) -> None:
         self.broken: list[str] = []
         self._console = console
@@ -51,11 +59,13 @@ class Tour:
         self._at = addresses
         self._runner = runner
         self._session = session
+        self._fsck = fsck
         self._screen = Screen(console)
         self._by_nats: list[tuple[int, dict[str, Any]]] = []
         self._by_sse: list[Event] = []
         self._listening: asyncio.Task[None] | None = None
-        self._spoken: dict[str, int] = {}
+        self._spoken: Counter[tuple[int, str]] = Counter()
+        """How many deltas came, by run and kind."""
         self._changed = asyncio.Event()
         self._number = 0
 
@@ -98,19 +108,18 @@ class Tour:
 
     async def _post(self) -> None:
         content = (
-            "[think Two questions: ask both tools at once.] "
-            '[tool add {"a": 19, "b": 23}] [tool count_words {"text": "to be or not to be"}] '
-            "[then] [slow 30ms] [say The sum is 42, and the text has 6 words.]"
+            '[tool add {"a": 19, "b": 23}] [tool count_words {"text": "to be or not to be"}] [then] '
+            "[think Both results are here.] [slow 30ms] [say The sum is 42, and the text has 6 words.]"
         )
-        self._title("Another one posts over HTTP. The model reasons, asks two tools at once, and speaks as it goes.")
+        self._title("Another one posts over HTTP. The model asks two tools at once, reasons, and speaks as it goes.")
         self._console.print("  (The demo model does what its prompt says; [help] as a prompt tells how.)", markup=False)
         await self._message(content)
         ended = await self._ended(2, "completed", "a posted message became a run with reasoning, tools and an answer")
         seen = {event.type for event in self._by_sse if event.data.get("run") == 2}
         self._promise("the tool calls are facts in the log", {"model.replied", "tool.returned"} <= seen)
-        self._promise("reasoning was streamed on a channel of its own", self._spoken.get("reasoning", 0) > 0)
-        self._promise("the answer was streamed while it was made", self._spoken.get("text", 0) > 1)
-        self._promise("the answer holds no reasoning", "Two questions" not in ended.data.get("content", ""))
+        self._promise("reasoning was streamed on a channel of its own", self._spoken[2, "reasoning"] > 0)
+        self._promise("the answer was streamed while it was made", self._spoken[2, "text"] > 1)
+        self._promise("the answer holds no reasoning", "results are here" not in ended.data.get("content", ""))
 
     async def _cancel(self) -> None:
         self._title("A long answer is cancelled. What was said until then is kept.")
@@ -166,6 +175,8 @@ class Tour:
             self._command(command)
             await table
             self._console.print()
+        self._command("turnstream fsck")
+        self._promise("log and views are whole and say the same", await self._fsck() == 0)
 
     # --- what both feeds bring ------------------------------------------------------------------------------------
 
@@ -180,11 +191,9 @@ class Tour:
                 match item:
                     case Event():
                         self._by_sse.append(item)
-                        if item.type == "message.posted":
-                            self._spoken.clear()
                     case Delta():
-                        kind = str(item.record["kind"])
-                        self._spoken[kind] = self._spoken.get(kind, 0) + 1
+                        run = int(item.record["run"].rpartition(".")[2])
+                        self._spoken[run, item.record["kind"]] += 1
                     case _:
                         continue
                 self._screen.show(item)
@@ -229,13 +238,8 @@ class Tour:
         return event
 
     async def _until_spoken(self, run: int) -> None:
-        """Waits until the run, and no other, has begun to speak."""
-
-        def speaks() -> bool:
-            started = any(e.type == "run.started" and e.data["run"] == run for e in self._by_sse)
-            return started and self._spoken.get("text", 0) >= 3
-
-        await self._until(speaks, f"run {run} is heard while it speaks")
+        """Waits until the run is in the middle of what it says."""
+        await self._until(lambda: self._spoken[run, "text"] >= 3, f"run {run} is heard while it speaks")
 
     async def _until(self, condition: Callable[[], bool], what: str) -> None:
         try:

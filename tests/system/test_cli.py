@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
+import nats
 import pytest
 import structlog
 from tests.support.processes import Process, Spawn
 from tests.support.waiting import eventually
 
+from turnstream import subjects
+from turnstream.ids import SessionKey
 from turnstream_cli.main import main
 from turnstream_cli.place import Addresses, read_addresses
 
@@ -117,10 +120,21 @@ async def test_a_conversation_from_the_command_line(home: Home) -> None:
     assert json.loads((await home.run("ops", "--json")).out)["views"]["behind"] == 0
     assert "generation 2" in (await home.run("rebuild")).out
     assert "s1.1" in (await home.run("runs")).out
+    assert "0 faults" in (await home.run("fsck")).out
+    await _plant(home, "s1")
+    finding = json.loads((await home.run("fsck", "--json", expect=1)).out)
+    assert (finding["kind"], finding["where"]) == ("unreadable", "default/s1")
     for unknown in (("tail", "nope"), ("tail", "s1.9"), ("runs", "show", "s1.9"), ("sessions", "nope")):
         missing = await home.run(*unknown, expect=4)
         assert missing.err.count("\n") == 1
         assert "not_found" in missing.err
+
+
+async def _plant(home: Home, session: str) -> None:
+    """Puts something onto the session's subject that is no event."""
+    nc = await nats.connect(home.addresses.nats)
+    await nc.request(subjects.session(SessionKey("default", session)), b"rubbish")
+    await nc.close()
 
 
 async def test_keys_shut_the_door_and_open_it(home: Home) -> None:
