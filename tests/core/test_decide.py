@@ -368,7 +368,7 @@ def test_a17_a_cancel_before_the_start_means_it_never_starts() -> None:
 def test_the_first_start_sets_the_deadline_and_asks_for_a_timer() -> None:
     session = given(opened(), posted("m1", 1, by=spec("painter", timeout=5000)))
     outcome = session.when(start(started(1, 1, "m1"))).then(started(1, 1, "m1"))
-    assert outcome.decision.dues == (Due(5000, "gpu", "deadline"),)
+    assert outcome.decision.dues == (Due(5000, "gpu", "deadline-1"),)
     run = outcome.session.run(1)
     assert run is not None
     assert run.deadline == outcome.session.seq + 5000, "milliseconds after the event's broker time"

@@ -50,6 +50,14 @@ def test_a_queued_run_is_started() -> None:
     assert given(*QUEUED).planned(OTHER) == (start,)
 
 
+def test_a21_an_accepted_message_is_in_the_log_and_any_drive_starts_it() -> None:
+    """Whoever was to start it may die at any moment before: nothing but the log is needed."""
+    for nonce in ("first", "second", "third"):
+        (start,) = given(*QUEUED).planned(drive(nonce=nonce))
+        assert isinstance(start, Start)
+        assert (start.run, start.attempt, start.message_ids) == (1, 1, ("m1",))
+
+
 @pytest.mark.parametrize("facts", [(), (opened(),), IDLE, (*QUEUED, withdrawn("m1", 1))])
 def test_nothing_is_planned_where_nothing_waits(facts: tuple[Fact, ...]) -> None:
     assert given(*facts).planned() == ()

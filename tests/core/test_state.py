@@ -86,6 +86,9 @@ def test_the_run_that_holds_the_turn_and_the_one_that_is_next() -> None:
     assert session.holder is None
     assert session.next_run is not None
     assert session.next_run.n == 1
+    session = given(opened(), posted("m1", 1), queued("m2", 2), started(2, 1, "m2"), released(2)).session
+    assert session.next_run is not None
+    assert session.next_run.n == 2, "a run that is resumed goes before one that never started"
     session = given(*RUNNING, queued("m2", 2), queued("m3", 3), withdrawn("m2", 2), ended(1)).session
     assert session.next_run is not None
     assert session.next_run.n == 3
