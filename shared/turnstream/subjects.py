@@ -23,7 +23,10 @@ BLOBS = "blobs"
 WAKE = "ts-wake"
 """Header: queues to wake, separated by blanks."""
 DUE = "ts-due"
-"""Header: `<milliseconds after the event's broker time> <queue> <what>`, the earliest first, separated by `;`."""
+"""Header: `<milliseconds after the event's broker time> <queue> <what>`, the earliest first, separated by `;`.
+`<what>` names it within its session."""
+SETTLED = "ts-settled"
+"""Header: what an earlier event said falls due and no longer does, separated by blanks."""
 TYPE = "ts-type"
 """Header: the event's type."""
 CAUSE = "ts-cause"
@@ -79,7 +82,7 @@ def parse_work(subject: str) -> tuple[str, SessionKey]:
     return queue, SessionKey(account, name)
 
 
-def timer(key: SessionKey, what: int | str) -> str:
+def timer(key: SessionKey, what: str) -> str:
     return f"ts.timer.{key.account}.{key.session}.{what}"
 
 

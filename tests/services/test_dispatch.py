@@ -20,7 +20,7 @@ from turnstream.session.decide import Decision
 from turnstream.session.events import Due, Event, SessionUpdated, Title
 from turnstream.wire.timers import Timers
 from turnstream.wire.work import Work
-from turnstream_runner.dispatch import SLOTS, Dispatch
+from turnstream_runner.dispatch import HOLD, SLOTS, Dispatch
 
 KEY = SessionKey("acme", "s1")
 
@@ -36,9 +36,9 @@ async def broker(own_nats: NatsServer) -> AsyncIterator[Broker]:
 class Carrying:
     """A dispatch under way."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, hold: float = HOLD) -> None:
         pull = Pull(broker, subjects.DISPATCH, slots=SLOTS)
-        self.dispatch = Dispatch(pull, Work(broker), Timers(broker))
+        self.dispatch = Dispatch(pull, Work(broker), Timers(broker), hold=hold)
         self.task = asyncio.create_task(self.dispatch.run())
 
     async def close(self) -> None:
@@ -60,11 +60,13 @@ class Writer:
         self._log = JetStreamLog(broker)
         self._last: dict[SessionKey, int] = {}
 
-    async def append(self, *wakes: str, dues: tuple[Due, ...] = (), key: SessionKey = KEY) -> int:
+    async def append(
+        self, *wakes: str, dues: tuple[Due, ...] = (), settled: tuple[str, ...] = (), key: SessionKey = KEY
+    ) -> int:
         last = self._last.get(key, 0)
         data = SessionUpdated(title=Title(text="t", source="user"))
         event = Event(id=derive(str(key), last), key=key, data=data, actor="user:ann", time=0)
-        self._last[key] = seq = await self._log.append(key, Decision(event, wakes, dues), last)
+        self._last[key] = seq = await self._log.append(key, Decision(event, wakes, dues, settled), last)
         return seq
 
 
@@ -121,6 +123,36 @@ async def test_an_event_that_falls_due_gets_a_timer_by_the_broker_s_time(
         [delivery] = await queued(broker, queue)
         assert delivery.time >= before + after
         assert causes([delivery]) == [seq]
+
+
+async def timers(broker: Broker) -> int:
+    """How many timers lie in `WORK`."""
+    info: Any = await broker.api(f"STREAM.INFO.{subjects.WORK}", {"subjects_filter": "ts.timer.>"})
+    return len(info["state"].get("subjects") or {})
+
+
+async def test_what_is_settled_in_a_moment_gets_no_timer(broker: Broker, writer: Writer, carrying: Carrying) -> None:
+    await writer.append(dues=(Due(60_000, "default", "deadline-1"),))
+    await writer.append(dues=(Due(60_000, "default", "deadline-2"),))
+    await writer.append("default", settled=("deadline-1",))
+    await queued(broker)
+    info: Any = await broker.api(f"CONSUMER.INFO.{subjects.SESSIONS}.{subjects.DISPATCH.name}")
+    assert info["num_ack_pending"] == 1, "the event of the second timer is not acknowledged before it is stored"
+    assert await timers(broker) == 0
+    await carrying.close()
+    assert await timers(broker) == 1, "a dispatcher that closes stores what it has held back"
+    assert await carried(broker)
+
+
+async def test_a_stored_timer_is_taken_back_when_it_is_settled(broker: Broker, writer: Writer) -> None:
+    carrying = Carrying(broker, hold=0.05)
+    await writer.append(dues=(Due(60_000, "default", "deadline-1"),))
+    await eventually(lambda: carried(broker))
+    assert await timers(broker) == 1
+    await writer.append(settled=("deadline-1",))
+    await eventually(lambda: carried(broker))
+    assert await timers(broker) == 0
+    await carrying.close()
 
 
 async def test_what_was_stored_while_nobody_dispatched_is_carried_later(broker: Broker, writer: Writer) -> None:

@@ -142,10 +142,10 @@ async def test_a_timer_put_again_goes_off_once_and_one_taken_back_not_at_all(
     timers = Timers(nats)
     at = nats.clock.now() + 300
     for _ in range(3):
-        await timers.put(key, seq=1, at_ms=at, queue=account, what="deadline")
-    await timers.put(key, seq=2, at_ms=at, queue=account, what="deadline")
-    await timers.drop(key, seq=2, what="deadline")
-    await timers.put(key, seq=3, at_ms=at + 300, queue=account, what="deadline")
+        await timers.put(key, seq=1, at_ms=at, queue=account, what="deadline-1")
+    await timers.put(key, seq=2, at_ms=at, queue=account, what="deadline-2")
+    await timers.drop(key, "deadline-2")
+    await timers.put(key, seq=3, at_ms=at + 300, queue=account, what="deadline-3")
     await eventually(lambda: len(woken) >= 2)
     assert [(delivery.headers or {})[CAUSE] for delivery in woken] == ["1", "3"]
 
@@ -207,6 +207,20 @@ async def test_much_text_is_sent_at_once_and_in_pieces_that_a_message_holds(
     await eventually(lambda: len(heard.deltas) == 3)
     assert "".join(delta.text for delta in heard.deltas) == text
     assert [delta.index for delta in heard.deltas] == [1, 2, 3]
+
+
+async def test_a_step_that_is_over_at_once_says_nothing_beside_the_log(
+    nats: Broker, key: SessionKey, heard: Heard
+) -> None:
+    speech = Live(nats).speak(key, 1, attempt=1)
+    await speech.say(1, "text", "instant")
+    await speech.finish(1)
+    await speech.say(2, "text", "a")
+    await speech.flush()
+    await speech.say(2, "text", "b")
+    await speech.finish(2)
+    await eventually(lambda: len(heard.deltas) == 2)
+    assert [(delta.step, delta.index, delta.text) for delta in heard.deltas] == [(2, 1, "a"), (2, 2, "b")]
 
 
 async def test_steps_are_not_mixed(nats: Broker, key: SessionKey, heard: Heard) -> None:

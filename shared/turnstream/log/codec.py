@@ -170,6 +170,8 @@ def headers(decision: Decision) -> dict[str, str]:
     if decision.dues:
         dues = sorted(decision.dues, key=lambda due: due.after)
         found[subjects.DUE] = ";".join(f"{due.after} {due.queue} {due.what}" for due in dues)
+    if decision.settled:
+        found[subjects.SETTLED] = " ".join(decision.settled)
     return found
 
 

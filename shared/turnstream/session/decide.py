@@ -56,6 +56,8 @@ class Decision(msgspec.Struct, frozen=True):
     event: Event
     wakes: tuple[str, ...] = ()
     dues: tuple[Due, ...] = ()
+    settled: tuple[str, ...] = ()
+    """What earlier events said falls due, and no longer does."""
 
 
 def decide(command: Command, session: Session) -> Decision | None:
@@ -204,7 +206,7 @@ def _cancel(command: CancelRun, session: Session) -> Decision | None:
         return None
     if run.status == "queued" and not run.open_calls:
         ended = RunEnded(run=run.n, attempt=run.attempt, status="cancelled", reason=command.reason, usage=run.usage)
-        return Decision(_event(command, session, ended), wakes=_next_wakes(session, without=run))
+        return Decision(_event(command, session, ended), wakes=_next_wakes(session, without=run), settled=_settles(run))
     data = RunCancelRequested(run=run.n, by=command.origin.actor, reason=command.reason)
     return Decision(_event(command, session, data), wakes=(run.spec.queue,))
 
@@ -249,8 +251,17 @@ def _start(command: StartRun, session: Session) -> Decision | None:
         trigger, names = run.next_start()
         message = f"this start of run {session.key.run(run.n)} is a {trigger} and takes {', '.join(names) or 'nothing'}"
         raise Rejected("invalid", message, field="message_ids" if started.trigger == trigger else "trigger")
-    due = (Due(run.limits.timeout, run.spec.queue, "deadline"),) if run.deadline is None else ()
+    due = (Due(run.limits.timeout, run.spec.queue, _deadline(run)),) if run.deadline is None else ()
     return Decision(_event(command, session, started), dues=due)
+
+
+def _deadline(run: Run) -> str:
+    return f"deadline-{run.n}"
+
+
+def _settles(run: Run) -> tuple[str, ...]:
+    """What no longer falls due once this run has ended."""
+    return () if run.deadline is None else (_deadline(run),)
 
 
 def _record(command: RecordFact, session: Session) -> Decision:
@@ -259,6 +270,7 @@ def _record(command: RecordFact, session: Session) -> Decision:
     if fact.attempt != run.attempt:
         raise Rejected("fenced", f"run {session.key.run(run.n)} is at attempt {run.attempt}, not {fact.attempt}")
     wakes: tuple[str, ...] = ()
+    settled: tuple[str, ...] = ()
     match fact:
         case ModelReplied():
             _reply(session, run, fact)
@@ -278,9 +290,10 @@ def _record(command: RecordFact, session: Session) -> Decision:
             fact = _end(session, run, fact)
             # The drive that reports this plans again and starts what waits for its own queue: only others are woken.
             wakes = tuple(queue for queue in _next_wakes(session, without=run) if queue != run.spec.queue)
+            settled = _settles(run)
         case _:
             assert_never(fact)
-    return Decision(_event(command, session, fact), wakes)
+    return Decision(_event(command, session, fact), wakes, settled=settled)
 
 
 def _reply(session: Session, run: Run, replied: ModelReplied) -> None:

@@ -31,10 +31,10 @@ class Timers:
     async def put(self, key: SessionKey, *, seq: int, at_ms: int, queue: str, what: str) -> None:
         """Wakes `queue` for this session at this broker time, in milliseconds, because of event `seq`.
 
-        Each due of an event has its own subject, so putting it again replaces it. One that is overdue goes off at once.
+        `what` names it within the session: putting it again replaces it. One that is overdue goes off at once.
         Returns when the timer is stored. Raises `BrokerFault`.
         """
-        subject = subjects.timer(key, f"{seq}-{what}")
+        subject = subjects.timer(key, what)
         headers = {
             "Nats-Schedule": f"@at {_rfc3339(at_ms)}",
             "Nats-Schedule-Target": subjects.work(queue, key),
@@ -43,9 +43,9 @@ class Timers:
         answer = await self._broker.request(subject, b"", headers)
         check_stored(subject, answer.data)
 
-    async def drop(self, key: SessionKey, *, seq: int, what: str) -> None:
+    async def drop(self, key: SessionKey, what: str) -> None:
         """Takes the timer back, if it is still there. Raises `BrokerFault`."""
-        await self._broker.api(f"STREAM.PURGE.{subjects.WORK}", {"filter": subjects.timer(key, f"{seq}-{what}")})
+        await self._broker.api(f"STREAM.PURGE.{subjects.WORK}", {"filter": subjects.timer(key, what)})
 
 
 def _rfc3339(millis: int) -> str:
