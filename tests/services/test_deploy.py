@@ -1,0 +1,63 @@
+"""What is deployed fits the product: settings that exist, commands that exist, no address or secret baked in."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from turnstream.settings import Settings
+from turnstream_cli.stack import SERVICES
+
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())
+DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
+
+
+def test_every_variable_names_a_setting() -> None:
+    named = set(re.findall(r"TURNSTREAM_(\w+)=", DOCKERFILE))
+    for service in SERVICES:
+        named |= {
+            name.removeprefix("TURNSTREAM_")
+            for name in COMPOSE["services"][service]["environment"]
+            if name.startswith("TURNSTREAM_")
+        }
+    assert named
+    assert {name.lower() for name in named} <= set(Settings.model_fields)
+
+
+def test_what_compose_sets_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in COMPOSE["services"]["api"]["environment"].items():
+        monkeypatch.setenv(name, re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value))
+    assert Settings().database == "postgresql+asyncpg://turnstream:local-views@postgres/turnstream"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_each_service_has_a_target_that_starts_it(service: str) -> None:
+    build = COMPOSE["services"][service]["build"]
+    assert build["target"] == service
+    target = DOCKERFILE.split(f"FROM base AS {service}\n")[1].split("\nFROM ")[0]
+    assert f'CMD ["{service}"]' in target
+    assert "HEALTHCHECK" in target
+
+
+def test_services_do_not_run_as_root() -> None:
+    base = DOCKERFILE.split("AS base\n")[1].split("\nFROM ")[0]
+    assert "USER 10001" in base
+
+
+def test_every_secret_comes_from_the_environment() -> None:
+    for name, service in COMPOSE["services"].items():
+        for variable, value in service.get("environment", {}).items():
+            if "PASSWORD" in variable or "KEY" in variable:
+                assert value.startswith("${"), f"{name}: {variable}"
+
+
+def test_the_lock_file_has_hashes_and_no_addresses() -> None:
+    lock = (ROOT / "requirements.lock").read_text()
+    assert "://" not in lock
+    pinned = re.findall(r"^([\w.-]+)==\S+.* \\\n    --hash=sha256:", lock, re.M)
+    assert len(pinned) == len(re.findall(r"^[\w.-]+", lock, re.M))
+    for name in ("nats-py", "pytest", "asyncpg", "pydantic-ai-slim"):
+        assert name in pinned
