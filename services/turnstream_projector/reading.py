@@ -12,7 +12,6 @@ from turnstream.log.base import Unreadable
 from turnstream.log.messages import EXPECTED, UNGUARDED
 from turnstream.session.events import Recorded
 
-EVENTS: Final = "ts.session.>"
 BATCH: Final = 2048
 """Events that are asked for at once; twice as many may be waiting."""
 
@@ -44,7 +43,7 @@ class _Info(msgspec.Struct):
 
 def follow(broker: Broker, after: int) -> OrderedPull:
     """The events behind this sequence, and then every one that is stored."""
-    return OrderedPull(broker, subjects.SESSIONS, [EVENTS], after, batch=BATCH)
+    return OrderedPull(broker, subjects.SESSIONS, [subjects.EVENTS], after, batch=BATCH)
 
 
 def read(delivery: Delivery) -> Recorded:

@@ -20,6 +20,9 @@ DELTAS = "DELTAS"
 KEYS = "keys"
 BLOBS = "blobs"
 
+EVENTS = "ts.session.>"
+"""Filter: the events of every session."""
+
 WAKE = "ts-wake"
 """Header: queues to wake, separated by blanks."""
 DUE = "ts-due"
@@ -173,7 +176,7 @@ STREAMS = (
 
 # Carrying an event takes milliseconds; one that was lost on the way to a dispatcher comes again soon.
 DISPATCH = Consumer(
-    stream=SESSIONS, name="dispatch", filters=("ts.session.>",), ack_wait=5, headers_only=True, max_ack_pending=-1
+    stream=SESSIONS, name="dispatch", filters=(EVENTS,), ack_wait=5, headers_only=True, max_ack_pending=-1
 )
 INBOX_CONSUMER = Consumer(stream=INBOX, name="inbox")
 
