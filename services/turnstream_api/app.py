@@ -79,6 +79,7 @@ def assemble(settings: Settings, broker: Broker, database: Database, specs: dict
         on_append=_on_append,
         on_conflict=metrics.conflicts.inc,
     )
+    broker.on_reconnect(sessions.forget)
 
     def follow(key: SessionKey, after: int) -> Feed:
         return Feed(journal, key, after=after)

@@ -81,6 +81,7 @@ def _runner(settings: Settings, broker: Broker, roles: Roles, models: Models) ->
         on_append=_on_append,
         on_conflict=metrics.conflicts.inc,
     )
+    broker.on_reconnect(sessions.forget)
     equipment = Equipment(
         runner=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
         sessions=sessions,
