@@ -17,7 +17,7 @@ from turnstream.views.database import Checkpoint, Commits, Database, NotReady
 from turnstream.views.generations import Overtaken, Writer
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), data=st.data())
 async def test_s52_rows_are_the_same_however_the_log_is_cut_into_batches(
     database: Database, seed: int, data: st.DataObject

@@ -154,20 +154,17 @@ async def test_filters_look_at_a_session_as_it_is_now(database: Database) -> Non
     assert await pages(database, 10, q="g_öße\0%") == [[]]
 
 
-@pytest.mark.parametrize(
-    "cursor", ["", "x", "é", "e30", "WzEsMiwiXHUwMDAwIl0", "WzEsMTAwMDAwMDAwMDAwMDAwMDAwMDAsInMiXQ", "Wy0xLDEsInMiXQ"]
-)
-async def test_a_cursor_that_no_page_gave_is_refused(database: Database, cursor: str) -> None:
+async def test_a_cursor_that_no_page_gave_is_refused(database: Database) -> None:
     log = Log()
     log.open("s1")
     await Views(database).show(log.events)
-    if cursor:
+    big, negative, nul = "WzEsMTAwMDAwMDAwMDAwMDAwMDAwMDAsInMiXQ", "Wy0xLDEsInMiXQ", "WzEsMiwiXHUwMDAwIl0"
+    for cursor in ("x", "é", "e30", big, negative, nul):
         with pytest.raises(InvalidCursor):
             await sessions.list_page(database, "default", cursor=cursor)
         with pytest.raises(InvalidCursor):
             await runs.list_page(database, "default", cursor=cursor)
-    else:
-        assert (await sessions.list_page(database, "default", cursor=cursor)).items
+    assert (await sessions.list_page(database, "default", cursor="")).items
 
 
 async def test_a_session_as_its_events_made_it(database: Database) -> None:

@@ -1,13 +1,12 @@
 """Databases for tests of the views: every one of them runs on SQLite and on PostgreSQL.
 
-`TEST_DATABASE` says on which: `sqlite`, `postgres`, the URL of a PostgreSQL server (a database is made there for each
-test and dropped again), or `both`, the default. `postgres` is started from the programs that are installed (Debian:
+`TEST_DATABASE` says on which: `sqlite`, `postgres`, the URL of a PostgreSQL server (a database is made there for the
+run and dropped again), or `both`, the default. `postgres` is started from the programs that are installed (Debian:
 `apt-get install postgresql`), listening on a socket in a temporary folder; where there are none, its tests are skipped.
 """
 
 import asyncio
 import functools
-import itertools
 import os
 import pwd
 import shutil
@@ -21,12 +20,12 @@ from typing import NamedTuple
 
 import asyncpg
 import pytest
+from tests.support.nats import run_alone
 
 from turnstream.views.database import Database
 
 OWNER = "postgres"
 """PostgreSQL refuses to run as root: then it runs as this user."""
-_names = itertools.count(1)
 
 
 class Choice(NamedTuple):
@@ -64,21 +63,31 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    """A PostgreSQL server's address, without a database."""
+    """The address of a PostgreSQL database that only this test run uses."""
     choice = choose()
     if choice.url:
-        yield choice.url.rpartition("/")[0] if choice.url.count("/") > 2 else choice.url
+        server, _, query = choice.url.partition("?")
+        base = server.rpartition("/")[0] if server.count("/") > 2 else server
+        yield from _own_database(base, f"?{query}" if query else "")
         return
     if choice.programs is None:
         pytest.skip(choice.reason)
     folder = Path(tempfile.mkdtemp(prefix="ts-pg-"))
     server = _start(choice.programs, folder)
     try:
-        yield f"postgresql://{OWNER}@/?host={folder}"
+        yield from _own_database(f"postgresql://{OWNER}@", f"?host={folder}")
     finally:
         server.send_signal(signal.SIGINT)  # "fast": rolls back what is open
         server.wait(timeout=30)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _own_database(base: str, query: str) -> Iterator[str]:
+    name = f"turnstream_test_{os.getpid()}"
+    home = f"{base}/postgres{query}"
+    run_alone(_run(home, f"CREATE DATABASE {name} TEMPLATE template0"))
+    yield f"{base}/{name}{query}"
+    run_alone(_run(home, f"DROP DATABASE {name} WITH (FORCE)"))
 
 
 def _start(programs: Path, folder: Path) -> subprocess.Popen[bytes]:
@@ -114,21 +123,21 @@ def _start(programs: Path, folder: Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-async def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
-    """The SQLAlchemy URL of an empty database; the test runs once on each kind."""
+def _place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param not in choose().wanted:
         pytest.skip(f"TEST_DATABASE={os.environ.get('TEST_DATABASE')}")
     if request.param == "sqlite":
-        yield f"sqlite+aiosqlite:///{tmp_path / 'views.db'}"
-        return
-    server: str = request.getfixturevalue("postgres_url")
-    name = f"ts_{os.getpid()}_{next(_names)}"
-    await _run(server, f"CREATE DATABASE {name} TEMPLATE template0")
-    base, _, query = server.partition("?")
-    yield f"{base.rstrip('/')}/{name}".replace("postgresql://", "postgresql+asyncpg://") + (
-        f"?{query}" if query else ""
-    )
-    await _run(server, f"DROP DATABASE {name} WITH (FORCE)")
+        return f"sqlite:///{tmp_path / 'views.db'}"
+    return request.getfixturevalue("postgres_url")
+
+
+@pytest.fixture
+async def database_url(_place: str) -> str:
+    """The SQLAlchemy URL of an empty database; the test runs once on each kind."""
+    if _place.startswith("sqlite"):
+        return _place.replace("sqlite://", "sqlite+aiosqlite://")
+    await _run(_place, "DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    return _place.replace("postgresql://", "postgresql+asyncpg://")
 
 
 @pytest.fixture
@@ -139,10 +148,9 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     await db.close()
 
 
-async def _run(server: str, statement: str) -> None:
-    base, _, query = server.partition("?")
-    connection = await asyncpg.connect(f"{base.rstrip('/')}/postgres" + (f"?{query}" if query else ""))
+async def _run(url: str, statements: str) -> None:
+    connection = await asyncpg.connect(url)
     try:
-        await asyncio.wait_for(connection.execute(statement), 30)
+        await asyncio.wait_for(connection.execute(statements), 30)
     finally:
         await connection.close()
