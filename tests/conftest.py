@@ -5,4 +5,5 @@ pytest_plugins = [
     "tests.support.database",
     "tests.support.providers",
     "tests.support.api",
+    "tests.support.deployment",
 ]

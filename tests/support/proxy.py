@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a server, to lose what the server says, or to cut the line in any of the ways lines are cut."""
+"""A TCP proxy in front of a server, to lose what the server says, or to cut the line in the ways that lines are cut."""
 
 import asyncio
 import socket
