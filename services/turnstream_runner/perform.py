@@ -152,6 +152,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
                         await speech.mark(step, "reset", item.reason)
                     case Reply():
                         partial.replace(item)
+                        await speech.finish(step)
                         return item
                     case _:
                         assert_never(item)

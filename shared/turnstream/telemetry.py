@@ -9,7 +9,7 @@ with OpenTelemetry's API only: nothing happens unless the program that embeds us
 import logging
 import re
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TextIO, cast
 
@@ -158,43 +158,22 @@ def parse_traceparent(header: str | None) -> str | None:
     return f"00-{trace_id}-{parent}-{flags}"
 
 
-def child_traceparent(parent: str | None, random: bytes) -> str:
-    """A new span's context under `parent`, else a new, sampled trace's root. `random` is 8 bytes, or 24 for a root."""
-    span = (int.from_bytes(random[:8], "big") or 1).to_bytes(8, "big").hex()
-    if parent is not None:
-        _, trace_id, _, flags = parent.split("-")
-        return f"00-{trace_id}-{span}-{flags}"
-    root = (int.from_bytes(random[8:24], "big") or 1).to_bytes(16, "big").hex()
-    return f"00-{root}-{span}-01"
-
-
-@contextmanager
-def span(name: str, traceparent: str | None, attributes: Mapping[str, str | int]) -> Generator[Span]:
-    """A span under the event's trace context, current inside the block."""
-    context = trace.set_span_in_context(_remote(traceparent)) if traceparent else None
-    with _tracer.start_as_current_span(name, context=context, attributes=dict(attributes)) as current:
-        yield current
-
-
 @contextmanager
 def model_span(model: str, session: str, run: str, traceparent: str | None) -> Generator[Span]:
-    """One model call, by OpenTelemetry's conventions for generative AI: the session is the conversation."""
+    """One model call, by OpenTelemetry's conventions for generative AI: the session is the conversation. No span where
+    no SDK would record it and there is no context to hand on."""
+    if traceparent is None and isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        yield trace.INVALID_SPAN
+        return
     attributes = {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": model,
         "gen_ai.conversation.id": session,
         "turnstream.run": run,
     }
-    with span(f"chat {model}", traceparent, attributes) as current:
+    context = trace.set_span_in_context(_remote(traceparent)) if traceparent else None
+    with _tracer.start_as_current_span(f"chat {model}", context=context, attributes=attributes) as current:
         yield current
-
-
-def current_traceparent(given: str | None) -> str | None:
-    """The context to hand on: the current span's where an SDK records one, else what was given."""
-    context = trace.get_current_span().get_span_context()
-    if not context.is_valid:
-        return given
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
 def _remote(traceparent: str) -> Span:

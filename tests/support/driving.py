@@ -96,6 +96,8 @@ class FakeSpeech:
 
     async def flush(self) -> None: ...
 
+    async def finish(self, step: int) -> None: ...
+
 
 class FakeLive:
     """What was said: attempt, step, kind, text."""

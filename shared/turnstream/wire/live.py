@@ -50,6 +50,8 @@ class Delta(msgspec.Struct, frozen=True):
 
 class Speech:
     """The deltas of one attempt, as they are made. Text and reasoning are gathered apart, in the order of their coming.
+    Of a step that is over before anything was due, nothing is sent: its words are in the log as soon as a delta would
+    be heard.
 
     Sending is best effort: a delta that cannot be sent leaves a gap and harms nobody.
     """
@@ -59,6 +61,8 @@ class Speech:
         self._subject = subjects.delta(key, run)
         self._attempt = str(attempt)
         self._index = 0
+        self._spoken = 0
+        """The step of the last delta that was sent."""
         self._kind: Kind = "text"
         self._step = 0
         self._parts: list[str] = []
@@ -82,11 +86,17 @@ class Speech:
         await self.flush()
         await self._send(step, kind, text)
 
+    async def finish(self, step: int) -> None:
+        """The step has come to its reply."""
+        if self._spoken == step:
+            await self.flush()
+        self._disarm()
+        self._parts.clear()
+        self._size = 0
+
     async def flush(self) -> None:
         """Sends what was gathered."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._disarm()
         if not self._parts:
             return
         text = "".join(self._parts)
@@ -96,12 +106,18 @@ class Speech:
         for start in range(0, len(text), PIECE):
             await self._send(step, kind, text[start : start + PIECE])
 
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _due(self) -> None:
         self._timer = None
         self._sending = asyncio.ensure_future(self.flush())
 
     async def _send(self, step: int, kind: Kind, text: str) -> None:
         self._index += 1
+        self._spoken = step
         headers = {ATTEMPT: self._attempt, STEP: str(step), INDEX: str(self._index), KIND: kind}
         with suppress(BrokerFault):
             await self._broker.publish(self._subject, text.encode(errors="replace"), headers=headers)
