@@ -112,8 +112,8 @@ async def serving(settings: Settings, parts: Mapping[str, Serve], stop: asyncio.
 
 
 def _calm_collector() -> None:
-    """What is there by now stays: the garbage collector need not look at it again and again, and what a turn allocates is
-    mostly gone before it looks. A fifth of a runner's CPU time (2026-11-30, instant turns)."""
+    """What is there by now stays: the garbage collector need not look at it again and again, and what a turn allocates
+    is mostly gone before it looks. It was a fifth of a runner's CPU time (2026-11-30, instant turns)."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
