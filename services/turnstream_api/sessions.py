@@ -49,7 +49,7 @@ async def open_session(api: Api, caller: Caller, request: OpenSession) -> Answer
     """Opens a session. One that is there stays as it is, but for the fields that are given."""
     if request.id is not None and not ids.may_open(request.id):
         raise Problem("invalid", "id: `--` is kept for the ids of child sessions", field="id")
-    key = SessionKey(caller.account, request.id or api.made_id(caller, "open_session", "session"))
+    key = SessionKey(caller.account, request.id or api.session_id(caller, "open_session"))
     given = {name for name in ("title", "agent", "metadata", "policy") if getattr(request, name) is not None}
     opens = checks.opens(
         agent=checks.agent(api, request.agent),
@@ -59,7 +59,7 @@ async def open_session(api: Api, caller: Caller, request: OpenSession) -> Answer
         on_busy=api.settings.on_busy,
     )
     body = msgspec.structs.replace(request, expected_seq=None)
-    origin = api.origin(caller, key, "open_session", body, expected_seq=request.expected_seq)
+    origin = api.origin(caller, "open_session", body, expected_seq=request.expected_seq)
     fresh = request.id is None and caller.idempotency_key is None
     handled = await api.sessions.handle(
         key, OpenCommand(origin=origin, opens=opens, given=frozenset(given)), fresh=fresh
@@ -96,7 +96,7 @@ async def update_session(api: Api, caller: Caller, request: UpdateSession) -> An
     """Changes title, agent, metadata or policy of a session."""
     key = checks.session_key(caller, request.session)
     body = msgspec.structs.replace(request, expected_seq=None)
-    origin = api.origin(caller, key, "update_session", body, expected_seq=request.expected_seq)
+    origin = api.origin(caller, "update_session", body, expected_seq=request.expected_seq)
     command = UpdateCommand(
         origin=origin,
         title=checks.title(request.title, "user"),
@@ -179,7 +179,8 @@ async def read_events(api: Api, caller: Caller, request: ReadEvents) -> Answer |
     open stream that goes on with what comes."""
     key = checks.session_key(caller, request.session)
     types = None if request.types is None else frozenset(filter(None, request.types.split(",")))
-    after = max(0, caller.last_event_id if request.after is None and caller.last_event_id else request.after or 0)
+    # A browser that connects again asks for the same address; the header says how far it has come.
+    after = max(0, request.after or 0 if caller.last_event_id is None else caller.last_event_id)
     session = await api.sessions.load(key)
     if not session.exists:
         raise checks.no_session(request.session)
