@@ -7,14 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from opentelemetry import trace
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from turnstream.telemetry import (
     Metrics,
-    child_traceparent,
     configure,
-    current_traceparent,
     log,
     metrics,
     model_span,
@@ -105,14 +104,9 @@ def test_a_malformed_trace_context_is_ignored(header: str | None) -> None:
     assert parse_traceparent(header) is None
 
 
-def test_a_child_stays_in_its_trace_and_a_root_begins_one() -> None:
-    child = child_traceparent(TRACE, bytes(range(8)))
-    assert child == "00-0af7651916cd43dd8448eb211c80319c-0001020304050607-01"
-    assert parse_traceparent(child_traceparent(None, bytes(range(24)))) is not None
-    assert parse_traceparent(child_traceparent(None, bytes(24))) is not None
-
-
 def test_without_an_sdk_a_span_hands_the_context_on() -> None:
     with model_span("demo", "s1", "s1.1", TRACE):
-        assert current_traceparent(None) == TRACE
-    assert current_traceparent("given") == "given"
+        context = trace.get_current_span().get_span_context()
+    assert (f"{context.trace_id:032x}", f"{context.span_id:016x}") == (TRACE[3:35], TRACE[36:52])
+    with model_span("demo", "s1", "s1.1", None) as span:
+        assert not span.is_recording()

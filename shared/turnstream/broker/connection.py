@@ -26,7 +26,7 @@ from turnstream.broker.clock import BrokerClock, parse_time
 from turnstream.broker.errors import BrokerClosed, BrokerDenied, BrokerError, BrokerFault, BrokerTimeout, NoResponders
 from turnstream.broker.shell import PING, Shell
 from turnstream.subjects import Stream
-from turnstream.telemetry import get_logger
+from turnstream.telemetry import get_logger, metrics
 
 REQUEST_TIMEOUT: Final = 5.0
 _RESYNC: Final = 60.0
@@ -189,6 +189,7 @@ class Broker:
             _fail(future, BrokerTimeout(subject, "the connection was lost before the answer came"))
 
     def _on_reconnect(self) -> None:
+        metrics.reconnects.inc()
         for callback in tuple(self._reconnected.values()):
             callback()
 
@@ -205,6 +206,7 @@ class Broker:
     def _refuse(self, text: str) -> None:
         """Fails the requests that the server has just refused; nats-py has lower-cased the subject that it names."""
         self.denied += 1
+        metrics.denied.inc()
         log.error("the broker's permissions refuse this", reason=text)
         if "for publish" not in text:
             return
