@@ -174,9 +174,9 @@ STREAMS = (
     ),
 )
 
-# Carrying an event takes milliseconds; one that was lost on the way to a dispatcher comes again soon.
+# An event that was lost on the way to a dispatcher comes again soon, but not while its timer is only held back.
 DISPATCH = Consumer(
-    stream=SESSIONS, name="dispatch", filters=(EVENTS,), ack_wait=5, headers_only=True, max_ack_pending=-1
+    stream=SESSIONS, name="dispatch", filters=(EVENTS,), ack_wait=10, headers_only=True, max_ack_pending=-1
 )
 INBOX_CONSUMER = Consumer(stream=INBOX, name="inbox")
 
