@@ -10,8 +10,8 @@ from turnstream import ids, subjects
 from turnstream.broker.connection import Broker
 from turnstream.ids import SessionKey
 from turnstream.log.base import Log
-from turnstream.log.handle import Handled, Sessions
-from turnstream.session.commands import Command, Origin
+from turnstream.log.handle import Sessions
+from turnstream.session.commands import Origin
 from turnstream.session.events import Spec
 from turnstream.settings import Settings
 from turnstream.views.database import Database
@@ -101,7 +101,6 @@ class Api:
     def origin(
         self,
         caller: Caller,
-        key: SessionKey,
         operation: str,
         body: msgspec.Struct,
         *,
@@ -109,37 +108,30 @@ class Api:
         key_of_body: str | None = None,
     ) -> Origin:
         """Who asks for a write, and how a repeat is recognised: by the request's idempotency key, else by what the body
-        itself names (`key_of_body`, a message id). Without either every try is its own command."""
-        given = caller.idempotency_key
-        name = f"key\x1f{given}" if given is not None else f"id\x1f{key_of_body}" if key_of_body is not None else None
+        itself names (`key_of_body`, a message id). A repeat is a command of its own, with its own id: which of two
+        equal requests was first is what the log says."""
         if caller.expected_seq is not None and expected_seq not in (None, caller.expected_seq):
             raise Problem("invalid", "If-Match and expected_seq name different sequences", field="expected_seq")
-        digest = body_digest = None
-        if name is None:
-            command = self.new_id()
-        else:
-            digest = ids.digest(f"{operation}\x1f{name}".encode())
-            body_digest = ids.digest(_canonical.encode(body))
-            command = ids.derive(key.account, key.session, digest, body_digest)
+        name = f"key\x1f{caller.idempotency_key}" if caller.idempotency_key is not None else None
+        if name is None and key_of_body is not None:
+            name = f"id\x1f{key_of_body}"
+        command = self.new_id()
         return Origin(
             id=command,
             actor=caller.actor,
             time=self.now(),
-            idempotency_key=digest,
-            body_digest=body_digest,
+            idempotency_key=None if name is None else ids.digest(f"{operation}\x1f{name}".encode()),
+            body_digest=None if name is None else ids.digest(_canonical.encode(body)),
             expected_seq=caller.expected_seq if expected_seq is None else expected_seq,
             correlation=command,
             traceparent=caller.traceparent,
         )
 
-    def made_id(self, caller: Caller, operation: str, what: str) -> str:
-        """An id that we make: derived from the idempotency key, so that a repeat makes the same one."""
+    def session_id(self, caller: Caller, operation: str) -> str:
+        """The id of a session that we name: derived from the idempotency key, so that a repeat is about the same."""
         if caller.idempotency_key is None:
             return self.new_id()
-        return ids.derive(caller.account, operation, what, caller.idempotency_key)
-
-    async def handle(self, key: SessionKey, command: Command, *, fresh: bool = False) -> Handled:
-        return await self.sessions.handle(key, command, fresh=fresh)
+        return ids.derive(caller.account, operation, caller.idempotency_key)
 
 
 class _StreamState(msgspec.Struct):

@@ -135,13 +135,12 @@ async def post(
     command = PostCommand(
         origin=api.origin(
             caller,
-            key,
             message.operation,
             body,
             expected_seq=message.expected_seq,
             key_of_body=message.message_id,
         ),
-        message_id=message.message_id or api.made_id(caller, message.operation, f"message\x1f{key.session}"),
+        message_id=message.message_id or api.new_id(),
         author=message.author or caller.actor,
         kind=message.kind,
         content=content_of(api, message.content),
@@ -311,7 +310,6 @@ async def withdraw_message(api: Api, caller: Caller, request: WithdrawMessage) -
     key = checks.session_key(caller, request.session)
     origin = api.origin(
         caller,
-        key,
         "withdraw_message",
         msgspec.structs.replace(request, expected_seq=None),
         expected_seq=request.expected_seq,

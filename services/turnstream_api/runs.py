@@ -61,7 +61,7 @@ async def start_run(api: Api, caller: Caller, request: StartRun) -> Answer | Str
         raise checks.no_session(request.session)
     if made and caller.idempotency_key is None and request.message_id is not None:
         caller = msgspec.structs.replace(caller, idempotency_key=f"message {request.message_id}")
-    key = SessionKey(caller.account, request.session or api.made_id(caller, "start_run", "session"))
+    key = SessionKey(caller.account, request.session or api.session_id(caller, "start_run"))
     opens = checks.opens(
         agent=checks.agent(api, request.agent),
         title=checks.title(request.title, "client"),
@@ -217,7 +217,7 @@ async def cancel_run(api: Api, caller: Caller, request: CancelRun) -> Answer:
     """Cancels a run: one that waits ends at once, one that runs as soon as its runner sees it (202)."""
     key, n = checks.run_key(caller, request.run)
     body = msgspec.structs.replace(request, expected_seq=None)
-    origin = api.origin(caller, key, f"cancel_run\x1f{n}", body, expected_seq=request.expected_seq)
+    origin = api.origin(caller, f"cancel_run\x1f{n}", body, expected_seq=request.expected_seq)
     try:
         handled = await api.sessions.handle(key, CancelCommand(origin=origin, run=n, reason=request.reason))
     except Rejected as error:

@@ -12,6 +12,7 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import checks
 from tests.support.api import api_settings
+
 from turnstream.broker.server import NatsServer
 from turnstream.session.events import TYPES
 from turnstream_api.app import serve as serve_api
@@ -34,7 +35,7 @@ schema = schemathesis.openapi.from_dict(json.loads(openapi()))
 
 @pytest.fixture(scope="module")
 def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real API with a projector on a broker of their own, in a thread; a session `s1` with a finished run in it."""
+    """A real API with a projector on a broker of their own, in a thread; a session `s1` with a run in it."""
     folder = tmp_path_factory.mktemp("openapi")
     up = threading.Event()
     hold: dict[str, Any] = {}
@@ -52,7 +53,10 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             asyncio.create_task(serve_projector(chosen, stop=stop, ready=ready["projector"].set)),
         ]
         for event in ready.values():
-            await event.wait()
+            waiting = asyncio.create_task(event.wait())
+            done, _ = await asyncio.wait([waiting, *serving], return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {waiting}:
+                task.result()
         async with httpx.AsyncClient(base_url=hold["url"], trust_env=False) as http:
             body = {"input": "hello", "session": "s1", "message_id": "m1"}
             assert (await http.post("/v1/runs", json=body)).status_code == 202
