@@ -20,7 +20,7 @@ class Screen:
 
     def __init__(self, console: Console, *, say: Callable[[str], None] | None = None) -> None:
         self._console = console
-        self._say = say or (lambda text: console.print(text, style="dim"))
+        self._say = say or (lambda text: console.print(text, style="dim", markup=False))
         self._held: dict[int, list[dict[str, Any]]] = {}
         """Live text of runs whose start has not come yet: it is faster than what is stored."""
         self._over: dict[int, tuple[int, float]] = {}
