@@ -87,6 +87,7 @@ async def _play(settings: Settings, stop: asyncio.Event, stay: bool) -> list[str
             parts = {name: service(name) for name in ("api", "projector")}
             with _Runner(effective) as runner, announced(settings.data_dir, addresses):
                 async with serving(effective, parts, stop), connected(Connect(url=addresses.http)) as client:
+                    console.print("\n[bold]Turnstream is up.[/]\n")
                     print_addresses(console, settings, addresses)
                     session = f"tour-{uuid.uuid4().hex[:6]}"
                     check = partial(tend.check, effective)

@@ -56,6 +56,7 @@ def dev(
             ):
                 addresses = Addresses(os.getpid(), http_url(effective), effective.nats_url)
                 with announced(settings.data_dir, addresses):
+                    console.print("\n[bold]Turnstream is up.[/]\n")
                     print_addresses(console, settings, addresses)
                     console.print("\n  try: turnstream send hello 'echo Hello, stranger.'\n  Ctrl-C stops it.\n")
                     await stop.wait()
@@ -152,7 +153,6 @@ def _service(name: str, settings: Settings) -> int:
 
 def print_addresses(console: Console, settings: Settings, addresses: Addresses) -> None:
     """Where everything is, and what an acknowledged event survives."""
-    console.print("\n[bold]Turnstream is up.[/]\n")
     rows = {
         "HTTP": f"{addresses.http}  (/docs, /openapi.json, /metrics)",
         "NATS": addresses.nats,
