@@ -183,6 +183,7 @@ def plan(
         "sweep_every": 1.0,
         "sweep_after": 3.0,
         "after_timeout": 30.0,
+        "append_timeout": 3.0,
     }
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     services = {
