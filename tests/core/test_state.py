@@ -195,7 +195,7 @@ def test_folding_ten_thousand_events_is_fast_and_linear() -> None:
 
     one = min(seconds(events[:10_000]) for _ in range(3))
     two = min(seconds(events) for _ in range(3))
-    assert one < 0.15
+    assert one < 0.2, "five times what an idle machine needs"
     assert two < 3 * one
     late = fold(Session(key=KEY), events)
     assert late.turns[-1].run == 6666

@@ -197,14 +197,14 @@ class World:
         else:
             writer.drive = msgspec.structs.replace(drive, gone=drive.gone | {held.work})
 
-    def run_to_the_end(self) -> None:
-        """Every process dies; a new one takes what is in `WORK`, fires the timers, until nothing is left. Its model
-        never stops asking for tools."""
+    def run_to_the_end(self, *, timers: bool = True) -> None:
+        """Every process dies; a new one takes what is in `WORK`, and what timers put there, until nothing is left. Its
+        model never stops asking for tools."""
         heir = Writer("heir")
         for turn in range(10_000):
             for wake_up in self.work.values():
                 wake_up.free = True
-            if not self.work and self.timers:
+            if timers and not self.work and self.timers:
                 self.tick(max(self.timers[0][0] - self.now, 0))
             if not self.work:
                 return
