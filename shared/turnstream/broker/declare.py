@@ -29,6 +29,8 @@ _CONSUMER_EXISTS = 10148
 _NO_PEERS = 10005
 """A cluster that does not know enough servers (yet)."""
 _RETRY = 0.25
+_LOOK = 2.0
+"""Seconds to wait for what is there: a leader that is gone does not answer, the next one does."""
 
 Config = dict[str, object]
 
@@ -176,7 +178,7 @@ async def _ensure_stream(broker: Broker, wanted: Config) -> None:
 async def _find(broker: Broker, operation: str) -> Config | None:
     """The configuration of what is there, or None."""
     try:
-        return _config(await broker.api(operation))
+        return _config(await broker.api(operation, timeout=_LOOK))
     except BrokerError as error:
         if error.err_code in (STREAM_NOT_FOUND, CONSUMER_NOT_FOUND):
             return None

@@ -29,15 +29,18 @@ from turnstream.broker.errors import BrokerError, BrokerFault, StreamBehind
 from turnstream.subjects import Consumer
 from turnstream.telemetry import get_logger
 
-_EXPIRES: Final = 10.0
-"""Seconds that a request stays with the server. Short, for a frozen reader's requests still draw messages."""
-_HEARTBEAT: Final = 2.0
+_EXPIRES: Final = 5.0
+"""Seconds that a request stays with the server. Short, for the requests of a reader that is frozen, or that was
+connected to a server that is, still draw messages, and these come again only after the consumer's `ack_wait`."""
+_HEARTBEAT: Final = 1.5
 """Seconds of silence after which the server says that it is alive."""
 _SILENT_BEATS: Final = 2
 """Heartbeats that may be missed, while something is asked for, before the request counts as lost."""
 _RETRY: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Seconds between attempts to start again; the last one repeats."""
 
+_LOOK: Final = 2.0
+"""Seconds to wait for an answer of the API before asking again."""
 _CALM: Final = 10.0
 """Seconds after a start from which the next one is not a repetition, and need not wait."""
 _SURE: Final = 5
@@ -403,7 +406,7 @@ class OrderedPull(_Puller):
         return f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{name}"
 
     async def _check_end(self) -> None:
-        answer = await self._broker.api(f"STREAM.INFO.{self._stream}")
+        answer = await self._broker.api(f"STREAM.INFO.{self._stream}", timeout=_LOOK)
         last = msgspec.convert(answer["state"], _State).last_seq
         if last < self._after:
             raise StreamBehind(self._stream, self._after, last)
@@ -413,7 +416,7 @@ class OrderedPull(_Puller):
         if not name:
             return
         try:
-            await self._broker.api(f"CONSUMER.DELETE.{self._stream}.{name}")
+            await self._broker.api(f"CONSUMER.DELETE.{self._stream}.{name}", timeout=_LOOK)
         except BrokerError as error:
             if error.err_code not in (CONSUMER_NOT_FOUND, STREAM_NOT_FOUND):
                 log.warning("ordered consumer stays until it expires", reason=str(error))

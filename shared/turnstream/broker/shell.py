@@ -52,6 +52,12 @@ class TenaciousClient(Client):
                 headers[name.strip()] = value.strip()
         return headers
 
+    async def _process_op_err(self, e: Exception) -> None:
+        """Says why the connection is given up, which nats-py does for some reasons only."""
+        if self.is_connected:
+            await self._error_cb(e)
+        await super()._process_op_err(e)
+
     async def _read_loop(self) -> None:
         await super()._read_loop()
         task = asyncio.current_task()
