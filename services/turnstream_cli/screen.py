@@ -20,7 +20,7 @@ class Screen:
 
     def __init__(self, console: Console, *, say: Callable[[str], None] | None = None) -> None:
         self._console = console
-        self._say = say or (lambda text: console.print(text, style="dim", markup=False))
+        self._say = say or (lambda text: console.print(f"… {text}", style="dim", markup=False))
         self._held: dict[int, list[dict[str, Any]]] = {}
         """Live text of runs whose start has not come yet: it is faster than what is stored."""
         self._over: dict[int, tuple[int, float]] = {}
@@ -42,7 +42,7 @@ class Screen:
                 self._delta(item.record)
             case Disconnected():
                 self._close()
-                self._say(f"… {item.reason}; connecting again at the last event")
+                self._say(f"{item.reason}; connecting again at the last event")
             case CaughtUp():
                 pass
 

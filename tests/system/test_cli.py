@@ -121,7 +121,7 @@ async def test_a_conversation_from_the_command_line(home: Home) -> None:
     assert "generation 2" in (await home.run("rebuild")).out
     assert "s1.1" in (await home.run("runs")).out
     assert "0 faults" in (await home.run("fsck")).out
-    await _plant(home, "s1")
+    await _plant(home, "s9")
     finding = json.loads((await home.run("fsck", "--json", expect=1)).out)
     assert finding["kind"] == "unreadable"
     for unknown in (("tail", "nope"), ("tail", "s1.9"), ("runs", "show", "s1.9"), ("sessions", "nope")):
@@ -163,7 +163,7 @@ async def _refused(home: Home, *more: str) -> bool:
     return True
 
 
-async def test_dev_is_alone_on_its_data_stops_in_order_and_comes_back(home: Home) -> None:
+async def test_dev_is_alone_on_its_data_comes_back_after_kill_9_and_stops_in_order(home: Home) -> None:
     dev = await home.dev()
     http = home.addresses.http
     second = home.spawn("dev", "--port", "0", "--nats-port", "0", data_dir=home.folder)
@@ -176,21 +176,19 @@ async def test_dev_is_alone_on_its_data_stops_in_order_and_comes_back(home: Home
     tail = home.spawn("tail", "s1", url=http)
     await tail.until_logged("before")
 
-    assert await dev.stop() == 0
+    dev.kill()
     away = await home.run("sessions", expect=3)
     assert "no Turnstream answers" in away.err
     assert tail.running
 
-    killed = await home.dev("--port", http.rpartition(":")[2])
+    again = await home.dev("--port", http.rpartition(":")[2])
     await home.run("send", "s1", "echo after")
     await tail.until_logged("after")
     assert tail.log.count("echo before") == 1
-
-    killed.kill()
-    again = await home.dev()
     runs = (await home.run("runs", "--json")).out.splitlines()
     assert [json.loads(run)["status"] for run in runs] == ["completed", "completed"]
     assert await again.stop() == 0
+    assert read_addresses(home.folder) is None
     assert tail.running
 
 
