@@ -88,9 +88,7 @@ async def _read(
     pull = reading.follow(broker, 0)
     try:
         async for deliveries in pull:
-            events = _events(deliveries, checker)
-            for recorded in events:
-                checker.check(recorded)
+            events = _checked(deliveries, checker)
             if at and writer.position < at.position:
                 reflected = [recorded for recorded in events if recorded.seq <= at.position]
                 await writer.apply(reflected, min(deliveries[-1].seq, at.position))
@@ -105,13 +103,17 @@ async def _read(
     return count
 
 
-def _events(deliveries: Sequence[Delivery], checker: Checker) -> list[Recorded]:
+def _checked(deliveries: Sequence[Delivery], checker: Checker) -> list[Recorded]:
+    """The events among these messages; what is wrong with any of them is in the checker."""
     events: list[Recorded] = []
     for delivery in deliveries:
         try:
-            events.append(reading.read(delivery))
+            recorded = reading.read(delivery)
         except Unreadable as error:
             checker.add("unreadable", delivery.subject, delivery.seq, error.why)
+            continue
+        checker.check(recorded)
+        events.append(recorded)
     return events
 
 

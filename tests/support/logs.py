@@ -1,4 +1,4 @@
-"""Logs for tests of the views: whatever `decide` lets in, in any order, of any number of sessions; or anything at all."""
+"""Logs for tests: whatever `decide` lets in, in any order, of any number of sessions; or anything at all."""
 
 import random
 from collections.abc import Sequence
@@ -164,21 +164,22 @@ def _encode(event: Event) -> bytes:
     return msgspec.json.encode(record)
 
 
-def wander(rng: random.Random, steps: int, *, sessions: int = 4) -> list[Recorded]:
-    """A log of `steps` commands that `decide` lets in, now and then something it would not, over a few sessions."""
+def wander(rng: random.Random, steps: int, *, sessions: int = 4, faults: bool = True) -> list[Recorded]:
+    """A log of `steps` events over a few sessions: commands that `decide` lets in and, with `faults`, now and then
+    something it would not."""
     log = Log()
     names = [f"s{n}" for n in range(sessions)]
     while len(log.events) < steps:
         log.time += rng.choice((0, 0, 1, 40, 5000))
         name = rng.choice(names)
         try:
-            _step(log, rng, name, log.sessions.get(log.key(name), Session(key=log.key(name))))
+            _step(log, rng, name, log.sessions.get(log.key(name), Session(key=log.key(name))), faults)
         except Rejected:
             continue
     return log.events
 
 
-def _step(log: Log, rng: random.Random, name: str, session: Session) -> None:
+def _step(log: Log, rng: random.Random, name: str, session: Session, faults: bool) -> None:
     run = rng.choice(session.runs) if session.runs else None
     match rng.randrange(14):
         case 0:
@@ -194,9 +195,9 @@ def _step(log: Log, rng: random.Random, name: str, session: Session) -> None:
             log.do(name, WithdrawMessage(origin=log.origin(), message_id=run.message_ids[0]))
         case 8 if rng.random() < 0.2:
             log.put(name, Unknown(type="plan.changed", raw=msgspec.Raw(b'{"items":[]}')))
-        case 9 if run and rng.random() < 0.3:  # what a stale writer would store if nothing stopped it
+        case 9 if faults and run and rng.random() < 0.3:  # what a stale writer would store if nothing stopped it
             log.put(name, RunEnded(run=run.n, attempt=run.attempt, status=rng.choice(("completed", "failed"))))
-        case 10 if rng.random() < 0.2 and session.last_run:
+        case 10 if faults and rng.random() < 0.2 and session.last_run:
             log.put(name, RunEnded(run=rng.randint(1, session.last_run), attempt=1, status="failed"))
         case _ if run:
             _drive(log, rng, name, run)
