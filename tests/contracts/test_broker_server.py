@@ -10,13 +10,18 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from tests.support.nats import connect
+from tests.support.nats import IMAGE, connect, container, no_container
 from tests.support.waiting import eventually
 
+from turnstream.broker.declare import declare
+from turnstream.broker.pull import Pull
 from turnstream.broker.server import NatsServer, ServerFailed
+from turnstream.subjects import DISPATCH
 
 PARENT = """
 import asyncio, pathlib, sys, time
+from turnstream.broker.declare import declare
+from turnstream.broker.pull import Pull
 from turnstream.broker.server import NatsServer
 server = NatsServer(pathlib.Path(sys.argv[1]))
 asyncio.run(server.start())
@@ -139,6 +144,20 @@ async def test_ends_with_the_process_that_started_it(tmp_path: Path):
 async def test_an_interrupt_at_the_terminal_does_not_reach_it(own_nats: NatsServer):
     assert own_nats.pid
     assert os.getpgid(own_nats.pid) != os.getpgid(os.getpid())
+
+
+@pytest.mark.container
+async def test_a_server_in_a_container_serves_as_well():
+    if missing := no_container(IMAGE):
+        pytest.skip(missing)
+    with container() as address:
+        broker = await connect(address)
+        await declare(broker, replicas=1, consumers=[DISPATCH])
+        await broker.request("ts.session.1.acc.s1", b"event")
+        pull = Pull(broker, DISPATCH)
+        assert [delivery.seq for delivery in await anext(pull)] == [1]
+        await pull.close()
+        await broker.close()
 
 
 def _is_gone(pid: int) -> bool:

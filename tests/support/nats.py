@@ -85,6 +85,18 @@ def no_container(image: str) -> str:
     return ""
 
 
+@contextlib.contextmanager
+def container() -> Iterator[str]:
+    """A server in a container, for as long as the context lasts; its address."""
+    # Not testcontainers' own NatsContainer: to import it is a deprecation warning, and those are errors here.
+    from testcontainers.core.container import DockerContainer
+    from testcontainers.core.wait_strategies import LogMessageWaitStrategy
+
+    server = DockerContainer(IMAGE).with_command("-js").with_exposed_ports(4222)
+    with server.waiting_for(LogMessageWaitStrategy("Server is ready")):
+        yield f"nats://{server.get_container_host_ip()}:{server.get_exposed_port(4222)}"
+
+
 def run_alone(work: Coroutine[Any, Any, object]) -> None:
     """Runs it in a loop of its own, in this thread: an embedded server ends with the thread that started it."""
     loop = asyncio.new_event_loop()
@@ -105,10 +117,8 @@ def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield server.url
             run_alone(server.stop())
         case "container":
-            from testcontainers.community.nats import NatsContainer
-
-            with NatsContainer(IMAGE, jetstream=True) as container:
-                yield container.nats_uri()
+            with container() as address:
+                yield address
         case url:
             yield url
 
