@@ -1,8 +1,9 @@
 """What the operations work with, and who asks. Not how a request comes in (`http.py`, `nats.py`)."""
 
+import itertools
 import os
 from collections.abc import Callable, Mapping
-from typing import Literal
+from random import Random
 
 import msgspec
 
@@ -21,8 +22,6 @@ from turnstream_api.hub import Hub
 
 KEY_MAX = 255
 """Characters of an idempotency key."""
-
-Entrance = Literal["http", "nats", "inbox"]
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +75,6 @@ class Api:
         specs: Mapping[str, Spec],
         now: Callable[[], int],
         broker: Broker | None = None,
-        random: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.settings = settings
         self.log = log
@@ -86,10 +84,16 @@ class Api:
         self.specs = specs
         self.now = now
         self.broker = broker
-        self._random = random
+        # Ids must be unique, not secret: no system call for each.
+        self._random = Random(os.urandom(32)).randbytes
+        self._requests = itertools.count(1)
+        self._process = os.urandom(6).hex()
 
     def new_id(self) -> str:
         return ids.uuid7(self.now(), self._random(10))
+
+    def request_id(self) -> str:
+        return f"{self._process}-{next(self._requests):x}"
 
     async def last_seq(self) -> int:
         """Sequence of the newest event of all sessions. Raises `BrokerFault`."""

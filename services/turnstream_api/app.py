@@ -41,6 +41,8 @@ T = TypeVar("T")
 
 SESSIONS_MAX = 20_000
 """Folds that one process keeps."""
+KEEP_BYTES = 32 * 1024 * 1024
+"""Bytes of events that are kept beside them, so that a second look at a history reads only its tail."""
 GRACE = 5.0
 """Seconds that requests which are being worked on get at the end."""
 SILENT_PEER = 30_000
@@ -76,6 +78,7 @@ def assemble(settings: Settings, broker: Broker, database: Database, specs: dict
         journal,
         now=broker.clock.now,
         capacity=SESSIONS_MAX,
+        keep_bytes=KEEP_BYTES,
         on_append=_on_append,
         on_conflict=metrics.conflicts.inc,
     )

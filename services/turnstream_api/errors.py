@@ -22,7 +22,6 @@ ApiCode = Literal[
     "invalid_cursor",  # a cursor that no answer of ours ever held
     "unauthorized",  # no API key, or one that is not (any more) valid
     "method_not_allowed",
-    "not_acceptable",
     "too_large",  # over a limit; `limit` says which
     "unsupported_media_type",
     "projection_behind",  # the views do not show what `after` names yet
@@ -48,7 +47,6 @@ STATUS: dict[str, tuple[int, str]] = {
     "invalid_cursor": (400, "Not a cursor"),
     "unauthorized": (401, "No valid API key"),
     "method_not_allowed": (405, "Method not allowed"),
-    "not_acceptable": (406, "Not acceptable"),
     "too_large": (413, "Too large"),
     "unsupported_media_type": (415, "Not application/json"),
     "projection_behind": (503, "The views are behind"),

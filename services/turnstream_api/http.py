@@ -91,7 +91,7 @@ class Entrance:
         self._allow = ", ".join(self._rows).encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        head = read_head(scope, self._api.new_id)
+        head = read_head(scope, self._api.request_id)
         row = self._rows.get(scope["method"])
         if row is None:
             problem = Problem("method_not_allowed", f"{scope['method']} is not possible here")
@@ -357,7 +357,7 @@ def application(api: Api, keys: Keys, metrics: Metrics, pages: Mapping[str, ASGI
         if scope["type"] == "http":
             path = scope["path"][:256]
             await send_problem(
-                send, Problem("not_found", f"nothing at {path}"), read_head(scope, api.new_id).request_id
+                send, Problem("not_found", f"nothing at {path}"), read_head(scope, api.request_id).request_id
             )
 
     return Router(routes, redirect_slashes=False, default=nowhere)

@@ -18,7 +18,7 @@ import msgspec
 
 from turnstream import ids, subjects
 from turnstream.broker.connection import Broker
-from turnstream.broker.errors import BrokerError, BrokerFault
+from turnstream.broker.errors import BrokerError, BrokerFault, StreamBehind
 from turnstream.broker.pull import OrderedPull
 from turnstream.telemetry import get_logger
 from turnstream_api.errors import Problem
@@ -192,11 +192,11 @@ class Keys:
     async def follow(self, broker: Broker) -> None:
         """Reads the bucket and follows it, for ever."""
         while True:
-            state = msgspec.convert((await broker.api(f"STREAM.INFO.{STREAM}"))["state"], _Bucket)
-            if not state.messages:
-                self._loaded.set()
             pull = OrderedPull(broker, STREAM, [f"{PREFIX}>"], 0)
             try:
+                state = msgspec.convert((await broker.api(f"STREAM.INFO.{STREAM}"))["state"], _Bucket)
+                if not state.messages:
+                    self._loaded.set()
                 async for deliveries in pull:
                     for delivery in deliveries:
                         self.take(delivery.subject.removeprefix(PREFIX), delivery.data)
@@ -204,7 +204,10 @@ class Keys:
                         self._loaded.set()
                     if self._on_change:
                         self._on_change()
-            except BrokerFault as error:  # the bucket is another one
+            except StreamBehind as error:  # the bucket was lost: no key in it is one any more
+                log.error("the API keys are gone", error=error)
+                self._keys.clear()
+            except BrokerFault as error:
                 log.warning("the API keys are read anew", error=error)
             finally:
                 await pull.close()

@@ -64,7 +64,7 @@ class Served(Endpoint):
     async def _serve(self, msg: Msg) -> None:
         began = time.perf_counter_ns()
         headers = msg.headers or {}
-        request_id = headers.get("X-Request-Id", "")[:128] or self._api.new_id()
+        request_id = headers.get("X-Request-Id", "")[:128] or self._api.request_id()
         said: dict[str, str] = {"X-Request-Id": request_id}
         status = 200
         try:

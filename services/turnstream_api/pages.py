@@ -40,7 +40,7 @@ class Page:
         self._make = make
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = read_head(scope, self._api.new_id).request_id
+        request_id = read_head(scope, self._api.request_id).request_id
         if scope["method"] not in ("GET", "HEAD"):
             problem = Problem("method_not_allowed", f"{scope['method']} is not possible here")
             await send_problem(send, problem, request_id, [(b"allow", b"GET, HEAD")])
@@ -92,6 +92,8 @@ async def _missing(api: Api, keys: Keys) -> str:
     """What is not there yet; nothing if all is."""
     if not keys.loaded:
         return "the API keys are not known yet"
+    if api.broker is not None and not api.broker.nc.is_connected:
+        return "there is no connection to the broker"
     try:
         await api.last_seq()
     except BrokerFault as error:

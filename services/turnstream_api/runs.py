@@ -33,6 +33,7 @@ from turnstream_api.checks import (
 from turnstream_api.errors import Problem
 from turnstream_api.messages import Message, Outcome, TextPart
 from turnstream_api.operation import Read, Request
+from turnstream_api.paging import event_at
 
 T = TypeVar("T")
 
@@ -217,25 +218,26 @@ async def cancel_run(api: Api, caller: Caller, request: CancelRun) -> Answer:
     """Cancels a run: one that waits ends at once, one that runs as soon as its runner sees it (202)."""
     key, n = checks.run_key(caller, request.run)
     body = msgspec.structs.replace(request, expected_seq=None)
-    origin = api.origin(caller, f"cancel_run\x1f{n}", body, expected_seq=request.expected_seq)
+    origin = api.origin(caller, "cancel_run", body, expected_seq=request.expected_seq)
     try:
         handled = await api.sessions.handle(key, CancelCommand(origin=origin, run=n, reason=request.reason))
     except Rejected as error:
         raise checks.no_run(request.run) if error.code == "not_found" else error
     session, recorded = handled.session, handled.recorded
-    receipt = session.receipt(origin.idempotency_key)
-    seq = recorded.seq if recorded else receipt.seq if receipt else session.seq
-    live = session.run(n)
+    receipt = None if recorded else session.receipt(origin.idempotency_key)
+    if receipt:
+        recorded = await event_at(api.log, key, receipt.seq)
     match recorded.event.data if recorded else None:
         case RunCancelRequested():
             state = "requested"
         case RunEnded():
             state = "cancelled"
         case _:
-            state = "requested" if live else "ended"
+            state = "requested" if session.run(n) else "ended"
+    seq = recorded.seq if recorded else session.seq
     return Answer(
         body=Cancelled(run=request.run, session=key.session, state=state, seq=seq),
-        status=202 if state == "requested" else 200,
+        status=202 if state == "requested" and not receipt else 200,
         seq=seq,
-        replayed=recorded is None and receipt is not None,
+        replayed=receipt is not None,
     )

@@ -11,6 +11,7 @@ from turnstream.log import codec
 from turnstream.session import history
 from turnstream.session.commands import OpenSession as OpenCommand
 from turnstream.session.commands import UpdateSession as UpdateCommand
+from turnstream.session.events import TYPES
 from turnstream.session.state import Session
 from turnstream.views import history as history_view
 from turnstream.views import sessions as view
@@ -178,7 +179,7 @@ async def read_events(api: Api, caller: Caller, request: ReadEvents) -> Answer |
     """The session's events behind a sequence, by the log itself: a page as JSON, or with `Accept: text/event-stream` an
     open stream that goes on with what comes."""
     key = checks.session_key(caller, request.session)
-    types = None if request.types is None else frozenset(filter(None, request.types.split(",")))
+    types = None if request.types is None else _types(request.types)
     # A browser that connects again asks for the same address; the header says how far it has come.
     after = max(0, request.after or 0 if caller.last_event_id is None else caller.last_event_id)
     session = await api.sessions.load(key)
@@ -204,6 +205,13 @@ async def read_events(api: Api, caller: Caller, request: ReadEvents) -> Answer |
             if len(events) == request.limit or looked == SCAN:
                 return _page(events, after, more=after < session.seq)
     return _page(events, after, more=False)
+
+
+def _types(given: str) -> frozenset[str]:
+    types = frozenset(given.split(","))
+    if unknown := types - TYPES.keys() - {DELTA}:
+        raise Problem("invalid", f"types: no such type: {', '.join(sorted(unknown))}"[:300], field="types")
+    return types
 
 
 def _page(events: list[msgspec.Raw], seq: int, *, more: bool) -> Answer:

@@ -67,25 +67,32 @@ async def _last(api: Api, stream: Stream) -> int:
 
 async def _write(api: Api, stream: Stream, after: int, listener: Listener, send: Send) -> None:
     channel: Channel | None = None
+    joined = False
     try:
         if stream.over:
             listener.end("ended")
-        while channel is None and not listener.ending:
-            after = await _replay(api, stream, after, listener, send)
-            channel = await _join(api, stream, after, listener)
+        while not joined and not listener.ending:
+            after = await _replay(api, stream, after, channel.seq if channel else 0, listener, send)
+            channel = api.hub.channel(await api.sessions.load(stream.key))
+            if stream.filter.deltas:
+                await api.hub.hear(channel)
+            joined = _join(channel, after, listener)
         while (data := await listener.take()) is not None:
             await send(_piece(data))
     except (LogError, BrokerFault) as error:
         log.warning("a stream ends early", account=stream.key.account, session=stream.key.session, error=error)
+        listener.end("bye")
+    except Exception:
+        log.exception("a stream failed", account=stream.key.account, session=stream.key.session)
         listener.end("bye")
     finally:
         if channel:
             channel.leave(listener)
 
 
-async def _replay(api: Api, stream: Stream, after: int, listener: Listener, send: Send) -> int:
+async def _replay(api: Api, stream: Stream, after: int, at_least: int, listener: Listener, send: Send) -> int:
     """Sends what is stored, page by page, and answers with the last sequence read."""
-    async for page in read_after(api.log, stream.key, after):
+    async for page in read_after(api.log, stream.key, after, at_least=at_least):
         piece: list[bytes] = []
         size = 0
         for frame in map(event_frame, page):
@@ -106,16 +113,13 @@ async def _replay(api: Api, stream: Stream, after: int, listener: Listener, send
     return after
 
 
-async def _join(api: Api, stream: Stream, after: int, listener: Listener) -> Channel | None:
-    """The session's channel, joined; None where it has come further than what was read."""
-    channel = api.hub.channel(await api.sessions.load(stream.key))
-    if stream.filter.deltas:
-        await api.hub.hear(channel)
+def _join(channel: Channel, after: int, listener: Listener) -> bool:
+    """False where the channel has come further than what was read, and does not hold what lies between."""
     if not channel.join(listener, after):
-        return None
+        return False
     listener.give(control("caught-up", At(max(after, channel.seq))), 0)
     channel.catch_up(listener)
-    return channel
+    return True
 
 
 async def _watch(receive: Receive, listener: Listener) -> None:

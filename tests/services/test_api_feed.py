@@ -308,6 +308,13 @@ async def test_types_choose_the_same_live_and_replayed(api: Running) -> None:
     assert [event["type"] for event in page["events"]] == ["run.ended", "run.ended"] and page["more"]
 
 
+@pytest.mark.parametrize("types", ["run.endet", "run.ended,", "delta,nonsense"])
+async def test_types_that_are_none_are_refused(api: Running, types: str) -> None:
+    await api.open("s1")
+    answer = await api.http.get("/v1/sessions/s1/events", params={"types": types})
+    assert answer.status_code == 422 and answer.json()["field"] == "types"
+
+
 async def test_a_post_can_stream_its_own_run(api: Running) -> None:
     await api.open("s1", policy={"on_busy": "queue"})
     await api.say("s1", "in front")

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.api import Running, api_settings
+
 from turnstream.broker.connection import Broker
 
 
@@ -247,6 +248,22 @@ async def test_s16_cancelling(api: Running) -> None:
     assert sorted(ends) == [1, 2]
     waited = await get(api, "/v1/runs/s1.1/wait")
     assert waited["status"] == "cancelled" and waited["outcome"]["output"] == "partial"
+
+
+async def test_a_repeated_cancel_gets_the_first_answer(api: Running) -> None:
+    await api.open("s1", policy={"on_busy": "queue"})
+    await api.say("s1", "one")
+    await api.say("s1", "two")
+    await api.hand.start("s1.1")
+    for run, state in (("s1.1", "requested"), ("s1.2", "cancelled")):
+        first = await api.post(f"/v1/runs/{run}/cancel", Idempotency_Key=run)
+        if run == "s1.1":
+            await api.hand.end("s1.1", "", status="cancelled")
+        again = await api.post(f"/v1/runs/{run}/cancel", Idempotency_Key=run)
+        assert first.json()["state"] == state and again.json() == first.json()
+        assert again.status_code == 200 and again.headers["idempotency-replayed"] == "true"
+    other = await api.post("/v1/runs/s1.1/cancel", Idempotency_Key="s1.2")
+    assert other.status_code == 409 and other.json()["code"] == "key_reused"
 
 
 async def test_the_history_as_the_model_would_get_it(api: Running) -> None:
