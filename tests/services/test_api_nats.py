@@ -7,6 +7,7 @@ from typing import Any
 from nats.aio.msg import Msg
 from tests.support.api import Running
 from tests.support.waiting import eventually
+
 from turnstream.broker.connection import Broker
 from turnstream_api.operations import OPERATIONS
 
@@ -138,9 +139,11 @@ async def test_discovery_tells_the_truth(api: Running, nats: Broker) -> None:
     async def counted() -> bool:
         stats = await discovered(nats, "STATS", service)
         (one,) = [endpoint for endpoint in stats["endpoints"] if endpoint["name"] == "read_queue"]
-        return (one["num_requests"], one["num_errors"]) == (4, 1) and one["processing_time"] > 0 and "none" in one[
-            "last_error"
-        ]
+        return (
+            (one["num_requests"], one["num_errors"]) == (4, 1)
+            and one["processing_time"] > 0
+            and "none" in one["last_error"]
+        )
 
     await eventually(counted)
     # One subscription an endpoint: each request is answered once.
