@@ -6,6 +6,7 @@ GET /stuck     the sessions that cannot be driven, as JSON
 """
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -49,15 +50,16 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def served(app: AsgiFastStream, host: str, port: int | None) -> AsyncGenerator[None]:
-    """Serves the pages while the block runs, if there is a port to serve them on."""
+    """Serves the pages while the block runs, if there is a port to serve them on. Raises `OSError` if it is taken."""
     if port is None:
         yield
         return
-    config = uvicorn.Config(
-        app, host=host, port=port, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1
+    # Listening by ourselves: a port that is taken is an OSError, where uvicorn would end the process.
+    listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    server = _Server(
+        uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1)
     )
-    server = _Server(config)
-    task = asyncio.create_task(server.serve())
+    task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield
     finally:

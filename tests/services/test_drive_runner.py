@@ -78,7 +78,7 @@ async def test_a_conversation_and_its_wake_ups_are_gone_afterwards(
 async def test_no_more_runs_at_once_than_slots_and_the_rest_stays_with_the_broker(
     client: Client, start: Callable[..., Service]
 ) -> None:
-    start(runner_slots=2)
+    await start(runner_slots=2).ready.wait()
     sessions = [f"s{n}" for n in range(5)]
     for session in sessions:
         await client.post("[hang]", session)
@@ -108,8 +108,8 @@ async def _all(found: Callable[[], Awaitable[list[str]]], count: int) -> list[st
 async def test_s49_a_run_keeps_its_lease_and_is_not_delivered_again(
     client: Client, start: Callable[..., Service]
 ) -> None:
-    start()
-    start()
+    for service in (start(), start()):
+        await service.ready.wait()
     await client.post("[wait 2.5s]")
     assert (await client.end()).attempt == 1
     assert (await work(client))["num_redelivered"] == 0
@@ -185,6 +185,13 @@ async def test_a_runner_that_finds_no_server_ends_when_it_is_told_to(own_nats: N
     await service.stop(3)
     assert not service.ready.is_set()
     await own_nats.start()
+
+
+async def test_a_port_that_is_taken_is_an_error_of_the_service(own_nats: NatsServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        service = Service(Settings(nats_url=own_nats.url, health_port=taken.getsockname()[1]))
+        with pytest.raises(OSError, match="in use"):
+            await asyncio.wait_for(service.task, 10)
 
 
 async def test_several_queues_have_slots_of_their_own(client: Client, start: Callable[..., Service]) -> None:
