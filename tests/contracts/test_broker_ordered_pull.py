@@ -7,7 +7,7 @@ from nats.aio.msg import Msg
 from tests.support.beds import Bed, Reader
 from tests.support.waiting import eventually
 
-from turnstream.broker import pull as pulls
+from turnstream.broker import puller as pulls
 from turnstream.broker.errors import StreamBehind
 from turnstream.broker.pull import OrderedPull
 from turnstream.broker.server import NatsServer
@@ -136,6 +136,24 @@ async def test_a_stream_that_is_shorter_than_what_was_read_is_an_error(bed: Bed)
     with pytest.raises(StreamBehind, match="ends at 3, but 7 has been read") as caught:
         await anext(ordered(bed, after=7))
     assert (caught.value.last, caught.value.after) == (3, 7)
+
+
+async def test_a_leader_that_does_not_know_its_end_yet_is_asked_again(bed: Bed, monkeypatch: pytest.MonkeyPatch):
+    await bed.publish(1, 2, 3)
+    pull = ordered(bed, after=2)
+    real = pull._check_end
+    looks = 0
+
+    async def check() -> None:
+        nonlocal looks
+        looks += 1
+        if looks < 3:
+            raise StreamBehind(bed.name, 2, 0)
+        await real()
+
+    monkeypatch.setattr(pull, "_check_end", check)
+    assert [delivery.seq for delivery in await anext(pull)] == [3]
+    await pull.close()
 
 
 async def test_a_stream_that_was_deleted_under_it_is_an_error(bed: Bed):

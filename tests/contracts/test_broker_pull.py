@@ -6,10 +6,10 @@ import pytest
 from tests.support.beds import Bed, Reader
 from tests.support.waiting import eventually
 
-from turnstream.broker import pull as pulls
+from turnstream.broker import puller as pulls
 from turnstream.broker.connection import Broker
 from turnstream.broker.declare import ensure_consumer
-from turnstream.broker.errors import BrokerFault
+from turnstream.broker.errors import BrokerClosed, BrokerFault
 from turnstream.broker.pull import Delivery
 from turnstream.broker.server import NatsServer
 from turnstream.subjects import Consumer
@@ -348,6 +348,44 @@ class TestWatchdog:
         pull.release(2)
         assert len(await waiting) <= 2
         await pull.close()
+
+    async def test_a_closed_connection_ends_the_reading(self, own_bed: Bed, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(pulls, "_HEARTBEAT", 0.1)
+        reader = Reader(own_bed.pull())
+        await own_bed.publish(1)
+        await reader.until(1)
+        await own_bed.broker.close()
+        with pytest.raises(BrokerClosed):
+            await asyncio.wait_for(reader.task, 10)
+        with pytest.raises(BrokerClosed):
+            await anext(reader.pull)
+
+    async def test_a_fault_that_nobody_foresaw_does_not_end_it(self, bed: Bed, monkeypatch: pytest.MonkeyPatch):
+        async def fail(*_: object) -> None:
+            monkeypatch.undo()
+            raise ZeroDivisionError
+
+        monkeypatch.setattr("turnstream.broker.pull.ensure_consumer", fail)
+        reader = Reader(bed.pull())
+        await bed.publish(1)
+        await reader.until(1)
+        await reader.close()
+
+
+async def test_what_arrives_while_the_request_is_being_sent_is_not_left_lying(bed: Bed, monkeypatch):
+    real = bed.broker.publish
+    pull = bed.pull()
+    await bed.publish(1)
+
+    async def publish(subject: str, *arguments: Any, **options: Any) -> None:
+        await real(subject, *arguments, **options)
+        if "MSG.NEXT" in subject:
+            await eventually(lambda: pull._ready)
+
+    monkeypatch.setattr(bed.broker, "publish", publish)
+    (delivery,) = await asyncio.wait_for(anext(pull), 1)
+    assert int(delivery.data) == 1
+    await pull.close()
 
 
 async def _published(bed: Bed, body: int) -> bool:

@@ -156,6 +156,10 @@ class Broker:
         """Calls back with a subscription's subject when that subscription lost a message because it was too slow."""
         return _register(self._slow, callback)
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     async def close(self) -> None:
         """Ends the connection; whoever waits for an answer gets `BrokerClosed`."""
         if self._closed:
