@@ -18,6 +18,7 @@ from turnstream.telemetry import get_logger
 from turnstream.wire.live import Delta, Listening
 from turnstream_api.frames import Filter, Frame, delta_frame, event_frame
 from turnstream_api.listener import Ending, Listener
+from turnstream_api.speech import Speech
 
 log = get_logger()
 
@@ -38,27 +39,6 @@ class LiveSource(Protocol):
 
     async def listen(self, key: SessionKey, on_delta: Callable[[Delta], None]) -> Listening: ...
     async def read(self, key: SessionKey, run: int) -> list[Delta]: ...
-
-
-class Speech:
-    """What a run has said of the step it is in, for those who join later. Bounded: the oldest goes first."""
-
-    def __init__(self, attempt: int) -> None:
-        self.attempt = attempt
-        self.index = 0
-        self.frames: deque[Frame] = deque()
-        self._size = 0
-
-    def add(self, frame: Frame, budget: int) -> None:
-        self.frames.append(frame)
-        self._size += len(frame.data)
-        while self._size > budget:
-            self._size -= len(self.frames.popleft().data)
-
-    def forget(self, step: int) -> None:
-        """The event that ends this step holds its text."""
-        while self.frames and self.frames[0].step <= step:
-            self._size -= len(self.frames.popleft().data)
 
 
 class Channel:

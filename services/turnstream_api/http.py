@@ -5,7 +5,6 @@ A request is decoded by msgspec straight into the operation's struct; there is n
 """
 
 import asyncio
-import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import parse_qsl
@@ -16,7 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turnstream.telemetry import Metrics, get_logger, parse_traceparent
 from turnstream_api import errors, sse
-from turnstream_api.api import KEY_MAX, Answer, Api, Caller, Stream
+from turnstream_api.api import Answer, Api, Caller, Stream
+from turnstream_api.decoding import body_max, idempotency_key, if_match, last_event_id, parse_json
 from turnstream_api.errors import Problem, problem_of
 from turnstream_api.keys import Keys
 from turnstream_api.operation import Operation, Request, convert, misfit
@@ -32,7 +32,6 @@ PROBLEM = errors.CONTENT_TYPE.encode()
 Headers = list[tuple[bytes, bytes]]
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_ETAG = re.compile(rb'"([0-9]{1,16})"')
 _encode = msgspec.json.Encoder().encode
 
 
@@ -172,32 +171,6 @@ class Row:
 # --- from bytes ---------------------------------------------------------------------------------------------------
 
 
-def idempotency_key(value: bytes | None) -> str | None:
-    if value is None:
-        return None
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        raise Problem("invalid", "Idempotency-Key: not UTF-8", field="Idempotency-Key") from None
-    if not 0 < len(text) <= KEY_MAX:
-        raise Problem("invalid", f"Idempotency-Key: 1 to {KEY_MAX} characters", field="Idempotency-Key", limit=KEY_MAX)
-    return text
-
-
-def if_match(value: bytes) -> int:
-    match = _ETAG.fullmatch(value.strip())
-    if match is None:
-        raise Problem("invalid", 'If-Match: a sequence in quotes, like "42"', field="If-Match")
-    return int(match[1])
-
-
-def last_event_id(value: bytes) -> int:
-    text = value.strip().decode("latin-1")
-    if not re.fullmatch(r"-?[0-9]{1,16}", text):
-        raise Problem("invalid_cursor", "Last-Event-ID: not a sequence", field="Last-Event-ID")
-    return int(text)
-
-
 def read_query(row: Row, query: bytes) -> dict[str, object]:
     """The fields of a query, as what their types say."""
     operation = row.operation
@@ -254,38 +227,6 @@ def read_body(row: Row, head: Head, body: bytes) -> dict[str, object]:
         if name not in row.in_body:
             raise Problem("invalid", f"{name}: no such field", field=name)
     return fields
-
-
-def parse_json(body: bytes) -> dict[str, object]:
-    try:
-        fields = msgspec.json.decode(body)
-    except RecursionError:
-        raise Problem("invalid", "the body is nested too deeply", field="body") from None
-    except msgspec.ValidationError as error:
-        raise Problem("invalid", f"the body: {error}", field="body") from None
-    except msgspec.DecodeError as error:
-        raise _unreadable(body, error) from None
-    if not isinstance(fields, dict):
-        raise Problem("invalid", "the body must be a JSON object", field="body")
-    return fields
-
-
-def _unreadable(body: bytes, error: msgspec.DecodeError) -> Problem:
-    """JSON that says what no text can say is another fault than what is no JSON."""
-    try:
-        body.decode()
-    except UnicodeDecodeError:
-        return Problem("invalid", "the body is not UTF-8", field="body")
-    try:
-        json.loads(body)
-    except (ValueError, RecursionError):
-        return Problem("invalid_json", f"the body is not JSON: {error}")
-    return Problem("invalid", "the body holds a lone surrogate, which is no character", field="body")
-
-
-def body_max(api: Api) -> int:
-    """Bytes of a body: what the largest message may have when every character of it is escaped, and some more."""
-    return 6 * (api.settings.message_max + api.settings.metadata_max) + 16_384
 
 
 # --- to bytes -----------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
-"""Saying something in a session: post, look at what waits for its turn, take it back.
+"""Saying something in a session, and the run that it starts, awaited (`wait`) or streamed.
 
-Also the run that a message starts, awaited (`wait`) or streamed: the same for a message that is posted to a session and
-for a run that is started with its own.
+The same for a message that is posted to a session, comes by the inbox, or starts a run with a session of its own.
 """
 
 from typing import Literal
@@ -10,19 +9,12 @@ import msgspec
 
 from turnstream.ids import SessionKey
 from turnstream.session.commands import PostMessage as PostCommand
-from turnstream.session.commands import WithdrawMessage as WithdrawCommand
 from turnstream.session.events import (
-    Blob,
-    Error,
     MessagePosted,
-    MessageWithdrawn,
     Opens,
     Part,
     Recorded,
     Routed,
-    RunEnded,
-    RunStatus,
-    Usage,
 )
 from turnstream.session.state import Session
 from turnstream_api import checks
@@ -31,6 +23,7 @@ from turnstream_api.checks import AgentName, Author, ExpectedSeq, MessageId, Mod
 from turnstream_api.errors import Problem
 from turnstream_api.frames import Filter, control
 from turnstream_api.operation import Request
+from turnstream_api.outcome import Outcome, outcome_of
 
 
 class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,23 +44,6 @@ class PostMessage(Request, frozen=True, kw_only=True):
     on_busy: OnBusy | None = None
     expected_seq: ExpectedSeq | None = None
     wait: Wait = 0.0
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a run ended. An answer too large for an event is in `blob`; `output` then holds its head. `seq` is the
-    sequence of the event that ended it."""
-
-    status: RunStatus
-    seq: int
-    output: str = ""
-    reasoning: str = ""
-    blob: Blob | None = None
-    note: str = ""
-    error: Error | None = None
-    reason: str = ""
-    finish: str = ""
-    usage: Usage = Usage()
-    model: str = ""
 
 
 class Posted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -159,7 +135,9 @@ async def post(
         return Stream(key=key, after=posted.seq, filter=Filter(run=n), first=first, over=not n)
     if n and message.wait:
         session = handled.session if not replayed else await api.sessions.load(key)
-        posted = msgspec.structs.replace(posted, outcome=await outcome(api, session, n, message.wait, after=posted.seq))
+        posted = msgspec.structs.replace(
+            posted, outcome=await outcome_of(api, session, n, message.wait, after=posted.seq)
+        )
     return Answer(body=posted, status=200 if replayed else 202, seq=posted.seq, replayed=replayed)
 
 
@@ -191,131 +169,3 @@ def _posted(key: SessionKey, command: PostCommand, session: Session, recorded: R
         seq=recorded.seq,
         run=key.run(routing.run) if routing else None,
     )
-
-
-# --- a run's end --------------------------------------------------------------------------------------------------
-
-
-async def outcome(api: Api, session: Session, n: int, timeout: float, *, after: int) -> Outcome | None:
-    """How run `n` ended; None if it has not within `timeout` seconds. `after`: an event before its end."""
-    if session.run(n) is not None:
-        recorded = await api.hub.wait(session, Filter(run=n), timeout)
-        return None if recorded is None else _outcome(recorded)
-    async for page in api.log.read(session.key, after):
-        for recorded in page:
-            if ended := _outcome(recorded, n):
-                return ended
-    return None
-
-
-def _outcome(recorded: Recorded, n: int | None = None) -> Outcome | None:
-    data = recorded.event.data
-    match data:
-        case RunEnded() if n in (None, data.run):
-            return Outcome(
-                status=data.status,
-                seq=recorded.seq,
-                output=data.content,
-                reasoning=data.reasoning,
-                blob=data.blob,
-                note=data.note,
-                error=data.error,
-                reason=data.reason,
-                finish=data.finish,
-                usage=data.usage,
-                model=data.model,
-            )
-        case MessageWithdrawn() if n in (None, data.run):
-            return Outcome(status="cancelled", seq=recorded.seq, reason="its message was withdrawn")
-        case _:
-            return None
-
-
-# --- what waits ---------------------------------------------------------------------------------------------------
-
-
-class ReadQueue(Request, frozen=True, kw_only=True):
-    session: str
-
-
-class Queued(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that waits for its turn; `position` counts from 1."""
-
-    message: str
-    run: str
-    position: int
-    author: str
-    content: tuple[Part, ...]
-    agent: str
-    seq: int
-    queued_at: int
-
-
-class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """What no runner has begun with, in the order of its turn; `active` is the run in front."""
-
-    session: str
-    active: str | None
-    items: tuple[Queued, ...]
-    seq: int
-
-
-async def read_queue(api: Api, caller: Caller, request: ReadQueue) -> Answer:
-    """What waits for its turn in a session, by the log itself."""
-    key = checks.session_key(caller, request.session)
-    session = await api.sessions.load(key)
-    if not session.exists:
-        raise checks.no_session(request.session)
-    waiting = [run for run in session.runs if run.status == "queued" and not run.attempt]
-    said: dict[str, tuple[Recorded, MessagePosted]] = {}
-    if waiting:
-        session, events = await api.sessions.events(key, at_least=session.seq)
-        for recorded in events:
-            if isinstance(recorded.event.data, MessagePosted):
-                said[recorded.event.data.message_id] = recorded, recorded.event.data
-        waiting = [run for run in session.runs if run.status == "queued" and not run.attempt]
-    items = [
-        Queued(
-            message=data.message_id,
-            run=key.run(run.n),
-            position=position,
-            author=data.author,
-            content=data.content,
-            agent=run.spec.agent,
-            seq=recorded.seq,
-            queued_at=run.requested_at,
-        )
-        for position, run in enumerate(waiting, 1)
-        for recorded, data in [said[run.message_ids[0]]]
-    ]
-    active = session.holder or next((run for run in session.runs if run.attempt), None)
-    body = Queue(session=key.session, active=key.run(active.n) if active else None, items=tuple(items), seq=session.seq)
-    return Answer(body=body, seq=session.seq)
-
-
-class WithdrawMessage(Request, frozen=True, kw_only=True):
-    session: str
-    message: str
-    expected_seq: ExpectedSeq | None = None
-
-
-class Withdrawn(msgspec.Struct, frozen=True, kw_only=True):
-    session: str
-    message: str
-    seq: int
-
-
-async def withdraw_message(api: Api, caller: Caller, request: WithdrawMessage) -> Answer:
-    """Takes back a message that no run has taken yet. The run that it was queued for ends as `cancelled`."""
-    key = checks.session_key(caller, request.session)
-    origin = api.origin(
-        caller,
-        "withdraw_message",
-        msgspec.structs.replace(request, expected_seq=None),
-        expected_seq=request.expected_seq,
-    )
-    handled = await api.sessions.handle(key, WithdrawCommand(origin=origin, message_id=request.message))
-    receipt = handled.session.receipt(origin.idempotency_key)
-    seq = handled.recorded.seq if handled.recorded else receipt.seq if receipt else handled.session.seq
-    body = Withdrawn(session=key.session, message=request.message, seq=seq)
-    return Answer(body=body, seq=seq, replayed=handled.recorded is None)

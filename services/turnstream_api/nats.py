@@ -22,8 +22,8 @@ from turnstream.broker.connection import Broker
 from turnstream.telemetry import TRACEPARENT, Metrics, get_logger, parse_traceparent
 from turnstream_api.api import Answer, Api, Caller, Stream
 from turnstream_api.checks import AUTHOR
+from turnstream_api.decoding import body_max, idempotency_key, parse_json
 from turnstream_api.errors import Problem, problem_of
-from turnstream_api.http import body_max, idempotency_key, parse_json
 from turnstream_api.operation import Operation, convert
 from turnstream_api.operations import OPERATIONS
 

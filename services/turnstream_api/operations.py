@@ -1,12 +1,12 @@
 """The one table of operations. HTTP routes, NATS endpoints, OpenAPI and AsyncAPI are all made from it.
 
-Not here: what an operation does (`sessions.py`, `messages.py`, `runs.py`, `ops.py`), and the pages that are no
-operation of an account (health, metrics, the descriptions themselves: `pages.py`).
+Not here: what an operation does (`sessions.py`, `messages.py`, `queue.py`, `runs.py`, `ops.py`), and the pages that
+are no operation of an account (health, metrics, the descriptions themselves: `pages.py`).
 
 The order is that in which routes are tried: what is asked most comes first.
 """
 
-from turnstream_api import messages, ops, runs, sessions
+from turnstream_api import messages, ops, queue, runs, sessions
 from turnstream_api.operation import Operation
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -121,18 +121,18 @@ OPERATIONS: tuple[Operation, ...] = (
         method="GET",
         path="/v1/sessions/{session}/queue",
         summary="Read the queue",
-        request=messages.ReadQueue,
-        answers=(messages.Queue,),
-        call=messages.read_queue,
+        request=queue.ReadQueue,
+        answers=(queue.Queue,),
+        call=queue.read_queue,
     ),
     Operation(
         name="withdraw_message",
         method="DELETE",
         path="/v1/sessions/{session}/messages/{message}",
         summary="Withdraw a queued message",
-        request=messages.WithdrawMessage,
-        answers=(messages.Withdrawn,),
-        call=messages.withdraw_message,
+        request=queue.WithdrawMessage,
+        answers=(queue.Withdrawn,),
+        call=queue.withdraw_message,
         errors=("not_queued",),
         writes=True,
     ),

@@ -31,8 +31,9 @@ from turnstream_api.checks import (
     Wait,
 )
 from turnstream_api.errors import Problem
-from turnstream_api.messages import Message, Outcome, TextPart
+from turnstream_api.messages import Message, TextPart
 from turnstream_api.operation import Read, Request
+from turnstream_api.outcome import Outcome, outcome_of
 from turnstream_api.paging import event_at
 
 T = TypeVar("T")
@@ -183,12 +184,12 @@ async def wait_run(api: Api, caller: Caller, request: WaitRun) -> Answer:
     """Waits for the run's end, and answers with its state if that does not come in time."""
     key, n = checks.run_key(caller, request.run)
     session = await _session_of(api, key, n)
-    outcome = await messages.outcome(api, session, n, request.timeout, after=0)
+    outcome = await outcome_of(api, session, n, request.timeout, after=0)
     if outcome is None:
         session = await api.sessions.load(key)
         live = session.run(n)
         if live is None:  # it ended at the last moment
-            outcome = await messages.outcome(api, session, n, 0, after=0)
+            outcome = await outcome_of(api, session, n, 0, after=0)
         else:
             body = Waited(run=request.run, session=key.session, status=live.status, seq=session.seq)
             return Answer(body=body, seq=session.seq)
