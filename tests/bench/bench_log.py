@@ -1,17 +1,14 @@
-"""What the log costs, against nats-py's own publish. Each figure is a ratio of two medians from one run.
-
-Run alone: `python -m tests.bench.bench_log [nats://…]`; without an address it starts a server of its own.
-"""
+"""What the log costs, against nats-py's own publish. Each figure is a ratio of two medians from one run."""
 
 import asyncio
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
+
+from tests.bench.figures import Figure
 
 from turnstream import subjects
 from turnstream.broker.connection import Broker
@@ -138,16 +135,14 @@ async def _compare(url: str, measure: Callable[[Append], Awaitable[float]]) -> f
     return statistics.median(ratios)
 
 
-async def append_throughput(url: str) -> dict[str, Any]:
+async def append_throughput(url: str) -> Figure:
     """Guarded appends a second at 64 in flight ÷ `js.publish`."""
-    value = await _compare(url, _rate)
-    return {"value": value, "bound": 0.95, "ok": value >= 0.95}
+    return Figure(value=await _compare(url, _rate), bound=0.95, kind="at_least")
 
 
-async def append_latency(url: str) -> dict[str, Any]:
+async def append_latency(url: str) -> Figure:
     """Median of one append ÷ median of one `js.publish`."""
-    value = await _compare(url, _latency)
-    return {"value": value, "bound": 1.1, "ok": value <= 1.1}
+    return Figure(value=await _compare(url, _latency), bound=1.1, kind="at_most")
 
 
 async def _filled(log: JetStreamLog, events: int) -> tuple[SessionKey, int]:
@@ -157,7 +152,7 @@ async def _filled(log: JetStreamLog, events: int) -> tuple[SessionKey, int]:
     return key, seq
 
 
-async def tail_read(url: str) -> dict[str, Any]:
+async def tail_read(url: str) -> Figure:
     """Refresh of a cached session of 10,000 events after one append ÷ the same with 10 events."""
     broker = await connect(url)
     log = JetStreamLog(broker)
@@ -179,11 +174,11 @@ async def tail_read(url: str) -> dict[str, Any]:
             long, short = ((key, seq), short) if index == 0 else (long, (key, seq))
         ratios.append(medians[0] / medians[1])
     await broker.close()
-    value = statistics.median(ratios)
-    return {"value": value, "bound": 2, "ok": value <= 2}
+    details = {"cold_fold_of_10000_events_ms": await cold_fold(url)}
+    return Figure(value=statistics.median(ratios), bound=2, kind="at_most", details=details)
 
 
-async def cold_fold(url: str) -> dict[str, Any]:
+async def cold_fold(url: str) -> float:
     """Milliseconds to read and fold a session of 10,000 events that nobody has cached. Stated, not bounded."""
     broker = await connect(url)
     log = JetStreamLog(broker)
@@ -195,29 +190,19 @@ async def cold_fold(url: str) -> dict[str, Any]:
         await sessions.load(key)
         taken.append((time.perf_counter() - began) * 1000)
     await broker.close()
-    return {"value": statistics.median(taken), "bound": None, "ok": True}
+    return statistics.median(taken)
 
 
-BENCHES = {
-    "append_throughput": append_throughput,
-    "append_latency": append_latency,
-    "tail_read": tail_read,
-    "cold_fold_ms": cold_fold,
-}
-
-
-async def _main(url: str | None) -> None:
+async def figures() -> dict[str, Figure]:
+    """`append_throughput`, `append_latency`, `tail_read`, on a server of their own."""
     with tempfile.TemporaryDirectory() as folder:
-        server = None
-        if url is None:
-            server = NatsServer(Path(folder) / "nats")
-            await server.start()
-            url = server.url
-        for name, bench in BENCHES.items():
-            print(name, await bench(url))
-        if server:
+        server = NatsServer(Path(folder) / "nats")
+        await server.start()
+        try:
+            return {
+                "append_throughput": await append_throughput(server.url),
+                "append_latency": await append_latency(server.url),
+                "tail_read": await tail_read(server.url),
+            }
+        finally:
             await server.stop()
-
-
-if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1] if len(sys.argv) > 1 else None))
