@@ -54,7 +54,10 @@ class Hub:
         """The channel of a session that was just read, opened behind `session.seq` if there is none."""
         key = session.key
         channel = self._channels.get(key)
-        if channel is None or channel.closed:
+        if channel is not None and channel.closed:  # its log could not be followed
+            self._dismiss(channel)
+            channel = None
+        if channel is None:
             channel = self._channels[key] = Channel(
                 key,
                 session.seq,
@@ -160,6 +163,9 @@ class Hub:
         self._lingering.pop(channel.key, None)
         if channel.watched or self._channels.get(channel.key) is not channel:
             return
+        self._dismiss(channel)
+
+    def _dismiss(self, channel: Channel) -> None:
         del self._channels[channel.key]
         task = asyncio.create_task(channel.close(), name=f"close {channel.key}")
         self._closing.add(task)

@@ -3,10 +3,17 @@
 import msgspec
 
 from turnstream import subjects
+from turnstream.broker.errors import BrokerError
+from turnstream.session.events import RunStatus
 from turnstream.views import runs
 from turnstream_api.api import Answer, Api, Caller
 from turnstream_api.errors import Problem
 from turnstream_api.operation import Request
+
+SHOWN = 200
+"""Runs that the overview looks at."""
+OLD = 60_000
+"""Milliseconds after which a run that has not ended is shown by itself."""
 
 
 class Nothing(Request, frozen=True, kw_only=True):
@@ -47,6 +54,8 @@ class ConsumerState(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     behind: int
     last_active: str | None
+    oldest_at: str | None
+    """When the oldest message that is not done with was stored."""
 
 
 class Consumers(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,8 +91,17 @@ class LiveRuns(msgspec.Struct, frozen=True, kw_only=True):
     oldest_queued_at: int | None
 
 
+class OldRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that has been queued, or running, since `since` (milliseconds)."""
+
+    run: str
+    status: RunStatus
+    since: int
+
+
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """`runs`: those of the caller's account."""
+    """`runs`, `runners` and `old_runs` are of the caller's account: how many have not ended, who carries them out,
+    which of them have been as they are for more than a minute."""
 
     account: str
     runs: LiveRuns
@@ -92,6 +110,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     pending_inbox: int
     refused: int
     agents: tuple[str, ...]
+    runners: tuple[str, ...]
+    old_runs: tuple[OldRun, ...]
 
 
 async def overview(api: Api, caller: Caller, request: Nothing) -> Answer:
@@ -105,8 +125,24 @@ async def overview(api: Api, caller: Caller, request: Nothing) -> Answer:
         pending_inbox=(await _stream(api, subjects.INBOX)).messages,
         refused=(await _stream(api, subjects.REFUSED)).messages,
         agents=tuple(sorted(api.specs)),
+        runners=await _runners(api, caller.account),
+        old_runs=await _old_runs(api, caller.account),
     )
     return Answer(body=body)
+
+
+async def _runners(api: Api, account: str) -> tuple[str, ...]:
+    page = await runs.list_page(api.views, account, status="running", limit=SHOWN)
+    return tuple(sorted({run.starts[-1].runner for run in page.items if run.starts}))
+
+
+async def _old_runs(api: Api, account: str) -> tuple[OldRun, ...]:
+    found = await runs.live_before(api.views, api.now() - OLD)
+    return tuple(
+        OldRun(run=one.key.run(one.row.n), status=one.row.status, since=one.row.live_since)
+        for one in found
+        if one.key.account == account and one.row.live_since is not None
+    )[:SHOWN]
 
 
 # --- what JetStream says ------------------------------------------------------------------------------------------
@@ -140,14 +176,23 @@ class _Position(msgspec.Struct):
     last_active: str | None = None
 
 
+class _ConsumerConfig(msgspec.Struct):
+    durable_name: str = ""
+
+
 class _ConsumerInfo(msgspec.Struct):
     name: str
+    config: _ConsumerConfig
     delivered: _Position
     ack_floor: _Position
     num_ack_pending: int = 0
     num_redelivered: int = 0
     num_waiting: int = 0
     num_pending: int = 0
+
+
+class _Message(msgspec.Struct):
+    time: str
 
 
 class _ConsumerList(msgspec.Struct):
@@ -183,13 +228,13 @@ async def _consumers(api: Api, stream: str, last: int) -> list[ConsumerState]:
     while True:
         answer = msgspec.convert(await _ask(api, f"CONSUMER.LIST.{stream}", {"offset": offset}), _ConsumerList)
         page = answer.consumers or []
-        found += [_consumer(stream, info, last) for info in page]
+        found += [await _consumer(api, stream, info, last) for info in page if info.config.durable_name]
         offset += len(page)
         if not page or offset >= answer.total:
             return found
 
 
-def _consumer(stream: str, info: _ConsumerInfo, last: int) -> ConsumerState:
+async def _consumer(api: Api, stream: str, info: _ConsumerInfo, last: int) -> ConsumerState:
     busy = info.num_pending or info.num_ack_pending
     return ConsumerState(
         stream=stream,
@@ -200,7 +245,19 @@ def _consumer(stream: str, info: _ConsumerInfo, last: int) -> ConsumerState:
         waiting=info.num_waiting,
         behind=max(0, last - info.ack_floor.stream_seq) if busy else 0,
         last_active=info.ack_floor.last_active,
+        oldest_at=await _stored_at(api, stream, info.ack_floor.stream_seq + 1) if busy else None,
     )
+
+
+async def _stored_at(api: Api, stream: str, seq: int) -> str | None:
+    """When the first message at or behind this sequence was stored."""
+    try:
+        answer = await _ask(api, f"STREAM.MSG.GET.{stream}", {"seq": seq, "next_by_subj": ">"})
+    except BrokerError as error:
+        if error.code == 404:  # gone meanwhile
+            return None
+        raise
+    return msgspec.convert(answer["message"], _Message).time
 
 
 async def _views(api: Api) -> ViewsState:

@@ -18,6 +18,7 @@ import httpx
 from tests.bench.figures import Figure, median
 from tests.support.api import Hand, free_port
 from tests.support.processes import Process, turnstream
+
 from turnstream.broker.connection import Broker
 from turnstream.broker.server import NatsServer
 

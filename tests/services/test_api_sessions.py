@@ -306,11 +306,15 @@ async def test_the_state_of_the_whole(viewed: Running) -> None:
     overview = await get(viewed, "/v1/ops/overview")
     assert overview["account"] == viewed.account and overview["runs"]["queued"] == 1
     assert "default" in overview["agents"] and overview["views"]["position"] >= posted["seq"]
+    assert overview["runners"] == [] and overview["old_runs"] == []
+    started = await viewed.hand.start("s1.1")
+    await get(viewed, "/v1/sessions/s1", after=started.session.seq)
+    assert (await get(viewed, "/v1/ops/overview"))["runners"] == ["hand"]
     streams = {stream["name"]: stream for stream in (await get(viewed, "/v1/ops/streams"))["items"]}
     assert {"SESSIONS", "WORK", "INBOX", "REFUSED", "DELTAS"} <= set(streams)
     assert streams["SESSIONS"]["last_seq"] >= posted["seq"]
-    consumers = {item["name"] for item in (await get(viewed, "/v1/ops/consumers"))["items"]}
-    assert "inbox" in consumers
+    consumers = {item["name"]: item for item in (await get(viewed, "/v1/ops/consumers"))["items"]}
+    assert consumers["inbox"]["oldest_at"] is None and consumers["inbox"]["pending"] == 0
     views = await get(viewed, "/v1/ops/views")
     assert views["behind"] == views["last_seq"] - views["position"]
 
