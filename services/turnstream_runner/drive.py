@@ -151,7 +151,7 @@ class Drive:
                 if self._doubtful:
                     await self._look()
                 if self._mine is not None and not self._owns(self._mine):
-                    metrics.fenced.inc()
+                    self._fall_silent()
                     return Outcome.FENCED
                 effects = plan(self._session, self._equipment.now(), self._identity)
                 await self._call_off(effects)
@@ -172,6 +172,11 @@ class Drive:
     def _owns(self, n: int) -> bool:
         run = self._session.run(n)
         return run is not None and self._identity.owns(self._session, run)
+
+    def _fall_silent(self) -> None:
+        metrics.fenced.inc()
+        if self._speech:
+            self._speech.silence()
 
     async def _take_results(self) -> None:
         """Stores the facts that calls have come to. Raises what broke."""

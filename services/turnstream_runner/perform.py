@@ -32,6 +32,7 @@ from turnstream_runner.models.port import (
 )
 from turnstream_runner.models.registry import Models
 from turnstream_runner.tools.registry import Tools
+from turnstream_runner.unicode import fit
 
 NOTES = {
     "length": "no answer: the model hit the token limit; raise max_tokens",
@@ -204,7 +205,7 @@ def distinct(calls: Sequence[ToolCall], step: int, used: Collection[str]) -> tup
     seen = set(used)
     found: list[ToolCall] = []
     for number, call in enumerate(calls, 1):
-        name = call.id if len(call.id) <= CALL_ID_MAX else ""
+        name = fit(call.id) if len(call.id) <= CALL_ID_MAX else ""
         if not name or name in seen:
             name = f"call-{step}-{number}"
         while name in seen:

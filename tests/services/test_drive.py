@@ -313,7 +313,7 @@ async def test_every_call_of_a_run_has_an_id_of_its_own() -> None:
     steps = iter(
         [
             (call("look", id="same"), ToolCall(id="same", name="look", arguments="{}")),
-            (call("look", id="same"), ToolCall(id="", name="look", arguments="{}")),
+            (call("look", id="same\ud800"), ToolCall(id="", name="look", arguments="{}")),
             (),
         ]
     )

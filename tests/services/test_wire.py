@@ -223,6 +223,19 @@ async def test_a_step_that_is_over_at_once_says_nothing_beside_the_log(
     assert [(delta.step, delta.index, delta.text) for delta in heard.deltas] == [(2, 1, "a"), (2, 2, "b")]
 
 
+async def test_who_is_silenced_says_nothing_more(nats: Broker, key: SessionKey, heard: Heard) -> None:
+    lives = Live(nats)
+    fenced = lives.speak(key, 1, attempt=1)
+    await fenced.mark(1, "tool", "first")
+    await fenced.say(1, "text", "gathered")
+    fenced.silence()
+    await fenced.flush()
+    await fenced.mark(1, "reset", "more")
+    await lives.speak(key, 1, attempt=2).mark(1, "tool", "second")
+    await eventually(lambda: len(heard.deltas) >= 2)
+    assert heard.texts == [("tool", "first"), ("tool", "second")]
+
+
 async def test_steps_are_not_mixed(nats: Broker, key: SessionKey, heard: Heard) -> None:
     speech = Live(nats).speak(key, 1, attempt=1)
     await speech.say(1, "text", "one")

@@ -98,6 +98,8 @@ class FakeSpeech:
 
     async def finish(self, step: int) -> None: ...
 
+    def silence(self) -> None: ...
+
 
 class FakeLive:
     """What was said: attempt, step, kind, text."""

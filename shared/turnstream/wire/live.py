@@ -61,6 +61,7 @@ class Speech:
         self._subject = subjects.delta(key, run)
         self._attempt = str(attempt)
         self._index = 0
+        self._silent = False
         self._spoken = 0
         """The step of the last delta that was sent."""
         self._kind: Kind = "text"
@@ -90,9 +91,12 @@ class Speech:
         """The step has come to its reply."""
         if self._spoken == step:
             await self.flush()
-        self._disarm()
-        self._parts.clear()
-        self._size = 0
+        self._drop()
+
+    def silence(self) -> None:
+        """The run is another's now: nothing more is said of this attempt."""
+        self._silent = True
+        self._drop()
 
     async def flush(self) -> None:
         """Sends what was gathered."""
@@ -106,6 +110,11 @@ class Speech:
         for start in range(0, len(text), PIECE):
             await self._send(step, kind, text[start : start + PIECE])
 
+    def _drop(self) -> None:
+        self._disarm()
+        self._parts.clear()
+        self._size = 0
+
     def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -116,6 +125,8 @@ class Speech:
         self._sending = asyncio.ensure_future(self.flush())
 
     async def _send(self, step: int, kind: Kind, text: str) -> None:
+        if self._silent:
+            return
         self._index += 1
         self._spoken = step
         headers = {ATTEMPT: self._attempt, STEP: str(step), INDEX: str(self._index), KIND: kind}
