@@ -49,7 +49,13 @@ def configure(*, level: str = "info", format: str = "json", stream: TextIO | Non
     if format == "json":
         ending = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=False)]
     else:
-        ending = [structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=0)]
+        ending = [
+            structlog.dev.ConsoleRenderer(
+                colors=out.isatty(),
+                pad_event_to=0,
+                exception_formatter=structlog.dev.plain_traceback,  # others would show what variables hold: keys
+            )
+        ]
     structlog.configure(
         processors=[*shared, *ending],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
