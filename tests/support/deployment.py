@@ -180,8 +180,7 @@ def plan(
         "nats_url": server.url,
         "data_dir": folder,
         "lease": LEASE,
-        "sweep_every": 1.0,
-        "sweep_after": 3.0,
+        "sweep_every": 600,  # it would hide a wake-up that is lost
         "after_timeout": 30.0,
         "append_timeout": 3.0,
     }

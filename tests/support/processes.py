@@ -79,9 +79,13 @@ class Process:
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self._process.terminate()
+
     async def stop(self, timeout: float = 20.0) -> int:
         """SIGTERM; the exit code."""
-        self._process.terminate()
+        self.terminate()
         return await self.ended(timeout)
 
     async def ended(self, timeout: float = 20.0) -> int:

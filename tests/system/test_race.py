@@ -1,0 +1,226 @@
+"""Everything at once, at random: sixteen clients on eight sessions, while processes are killed and started again.
+
+Afterwards the books are made up: what was acknowledged is in the log, once, at the sequence that was said; what was
+refused is not; every run has ended, once; whoever followed holds the log; log and views are whole.
+"""
+
+import asyncio
+import itertools
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from tests.support.asking import Answer, Speaker, events, insist, opened
+from tests.support.deployment import Deployment, Service
+from tests.support.follower import Follower, following
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.system
+
+PROMPTS = (
+    "echo {}",
+    "[wait 50ms][say {}]",
+    "[slow 6 30ms]",
+    '[tool add {{"a":{},"b":2}}][then][say added]',
+    '[tool errand {{"seconds":0.2}}][tool add {{"a":1,"b":2}}][then][slow 3 20ms]',
+    "[think Hm.][fail]",
+    "[drop]",
+)
+
+
+class Book:
+    """What clients were told, by session."""
+
+    def __init__(self) -> None:
+        self.taken: dict[tuple[str, str], int] = {}
+        """Sequence of each message that was acknowledged."""
+        self.refused: set[tuple[str, str]] = set()
+        self.runs: list[str] = []
+        self.withdrawn: set[tuple[str, str]] = set()
+        self.sent: list[tuple[str, str]] = []
+        """Into the inbox: session and text."""
+
+
+class Client:
+    """Says, cancels, withdraws and reads whatever comes to its mind."""
+
+    def __init__(self, number: int, speakers: Sequence[Speaker], sessions: Sequence[str], book: Book) -> None:
+        self.number = number
+        self.rng = random.Random(number)
+        self.speakers = speakers
+        self.sessions = sessions
+        self.book = book
+        self._count = itertools.count(1)
+
+    async def run(self, deployment: Deployment, over: asyncio.Event) -> None:
+        while not over.is_set():
+            session = self.rng.choice(self.sessions)
+            dice = self.rng.random()
+            if dice < 0.6:
+                await self.post(session)
+            elif dice < 0.75 and self.book.runs:
+                await self.cancel(self.rng.choice(self.book.runs))
+            elif dice < 0.85:
+                await self.publish(deployment, session)
+            elif dice < 0.93:
+                await self.withdraw(session)
+            else:
+                await self.read(session)
+
+    async def ask(self, operation: str, **fields: Any) -> Answer:
+        return await insist(self.rng.sample(self.speakers, len(self.speakers)), operation, **fields)
+
+    def name(self) -> str:
+        return f"c{self.number}-{next(self._count)}"
+
+    async def post(self, session: str) -> None:
+        name = self.name()
+        text = self.rng.choice(PROMPTS).format(next(self._count))
+        on_busy = self.rng.choice(("queue", "queue", "reject"))
+        answer = await self.ask("post_message", session=session, content=text, message_id=name, on_busy=on_busy)
+        if answer.status == 409:
+            assert answer.body["code"] == "run_active", answer
+            self.book.refused.add((session, name))
+        else:
+            assert answer.status in (200, 202), answer
+            self.book.taken[session, name] = answer.body["seq"]
+            self.book.runs.append(answer.body["run"])
+
+    async def publish(self, deployment: Deployment, session: str) -> None:
+        assert deployment.broker
+        text = f"echo letter {self.name()}"
+        await deployment.broker.request(f"ts.inbox.default.{session}", text.encode(), timeout=30)
+        self.book.sent.append((session, text))
+
+    async def cancel(self, run: str) -> None:
+        answer = await self.ask("cancel_run", run=run)
+        assert answer.status in (200, 202), answer
+
+    async def withdraw(self, session: str) -> None:
+        queue = (await self.ask("read_queue", session=session)).body["items"]
+        if queue:
+            name = self.rng.choice(queue)["message"]
+            answer = await self.ask("withdraw_message", key=self.name(), session=session, message=name)
+            assert answer.status == 200 or answer.body["code"] == "not_queued", answer
+            if answer.status == 200:
+                self.book.withdrawn.add((session, name))
+
+    async def read(self, session: str) -> None:
+        assert (await self.ask("get_session", session=session)).status == 200
+        page = (await self.ask("read_events", session=session, limit=20)).body["events"]
+        assert page[0]["type"] == "session.opened"
+
+
+async def kill_and_start(deployment: Deployment, rng: random.Random, over: asyncio.Event) -> int:
+    """One process after the other, most of them with kill -9: always the one that has lived longest, but one API
+    process is left. How many."""
+    line = rng.sample(list(deployment.services.values()), len(deployment.services))
+    starting: dict[str, asyncio.Task[None]] = {}
+    killed = 0
+    while not over.is_set():
+        await asyncio.sleep(0.1 + rng.random() * 0.4)
+        down = {name for name, task in starting.items() if not task.done()}
+        no_api = any(deployment[name].command == "api" for name in down)
+        able = [one for one in line if one.name not in down and not (no_api and one.command == "api")]
+        if not able:
+            continue
+        victim = able[0]
+        line.remove(victim)
+        line.append(victim)
+        if rng.random() < 0.75:
+            victim.kill()
+        else:
+            victim.process.terminate()
+        starting[victim.name] = asyncio.create_task(come_back(victim))
+        killed += 1
+    await asyncio.gather(*starting.values())
+    return killed
+
+
+async def come_back(service: Service) -> None:
+    await service.process.ended(60)
+    await service.restart()
+
+
+@pytest.mark.parametrize("seconds", [8, pytest.param(60, marks=pytest.mark.slow)])
+async def test_s51_a20_a21_a23_whatever_happens_at_once_the_books_agree(
+    deployment: Deployment, session: str, seconds: int
+) -> None:
+    sessions = [f"{session}-{n}" for n in range(8)]
+    book = Book()
+    over = asyncio.Event()
+    speakers: list[Speaker] = [*deployment.apis, deployment.nats]
+    for name in sessions:
+        await opened(deployment.nats, name, policy={"on_busy": "queue"})
+    clients = [Client(n, speakers, sessions, book) for n in range(16)]
+    async with AsyncExitStack() as stack:
+        followers = [
+            await stack.enter_async_context(following(name, *deployment.urls, deltas=n % 2 == 0))
+            for n, name in enumerate(sessions)
+        ]
+        acting = [asyncio.create_task(client.run(deployment, over)) for client in clients]
+        chaos = asyncio.create_task(kill_and_start(deployment, random.Random(seconds), over))
+        until = time.monotonic() + seconds
+        await eventually(lambda: time.monotonic() > until or any(task.done() for task in (*acting, chaos)), 2 * seconds)
+        over.set()
+        await asyncio.gather(*acting)
+        assert await chaos >= seconds // 5
+        for follower in followers:
+            await made_up(deployment, book, follower)
+    assert len(book.taken) > 10 * seconds and book.sent
+    await lists_agree(deployment, sessions)
+    await deployment.check()
+
+
+async def made_up(deployment: Deployment, book: Book, follower: Follower) -> None:
+    """One session's books, once everything in it has ended."""
+    one, two = deployment.apis
+    session = follower.session
+    letters = Counter(text for name, text in book.sent if name == session)
+    stored: list[dict[str, Any]] = []
+
+    async def all_ended() -> bool:
+        stored[:] = await events(one, session)
+        kinds = Counter(event["type"] for event in stored)
+        said = Counter(text_of(event) for event in stored if event["type"] == "message.posted")
+        return letters <= said and kinds["message.posted"] == kinds["run.ended"] + kinds["message.withdrawn"]
+
+    await eventually(all_ended, 120, every=0.2, what=f"the end of every run of {session}")
+    posted = {event["data"]["message_id"]: event for event in stored if event["type"] == "message.posted"}
+    for (name, message), seq in book.taken.items():
+        if name == session:
+            assert posted[message]["seq"] == seq
+    assert not [message for name, message in book.refused if name == session and message in posted]
+    assert len(posted) == sum(event["type"] == "message.posted" for event in stored), "none twice"
+    said = Counter(text_of(event) for event in posted.values())
+    assert all(said[text] == 1 for text in letters)
+    ended = [event["data"]["run"] for event in stored if event["type"] in ("run.ended", "message.withdrawn")]
+    assert sorted(ended) == list(range(1, len(posted) + 1)), "one end for each run"
+    withdrawn = {event["data"]["message_id"] for event in stored if event["type"] == "message.withdrawn"}
+    assert withdrawn >= {message for name, message in book.withdrawn if name == session}
+    await follower.until_seq(stored[-1]["seq"])
+    assert follower.records == stored
+    assert await events(two, session) == stored
+
+
+def text_of(posted: dict[str, Any]) -> str:
+    return "".join(part["text"] for part in posted["data"]["content"])
+
+
+async def lists_agree(deployment: Deployment, sessions: Sequence[str]) -> None:
+    """List, detail and log say the same, and nothing is under way."""
+    one, two = deployment.apis
+    for name in sessions:
+        last = (await events(one, name))[-1]["seq"]
+        shown = (await two.ask("get_session", session=name, after=last)).body
+        assert (shown["status"] in ("idle", "error")) and shown["seq"] == last, shown
+        runs = (await one.ask("list_runs", session=name, limit=200)).body["items"]
+        assert {run["status"] for run in runs} <= {"completed", "failed", "cancelled"}
+        for run in runs[:3]:
+            waited = (await two.ask("wait_run", run=run["id"], timeout=0)).body
+            assert json.dumps(waited["outcome"]["status"]) == json.dumps(run["status"])
