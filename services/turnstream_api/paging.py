@@ -7,25 +7,26 @@ skip: "after 7" is after event 5 where the session has 5 and 9.
 from collections.abc import AsyncIterator
 
 from turnstream.ids import SessionKey
-from turnstream.log.base import BrokenChain, Log
+from turnstream.log.base import PAGE, BrokenChain, Log
 from turnstream.session.events import Recorded
 
 
-async def read_after(log: Log, key: SessionKey, after: int, *, at_least: int = 0) -> AsyncIterator[list[Recorded]]:
-    """Pages of the events behind this number, up to the last one there is now. `at_least`: one that is known to be
-    there."""
+async def read_after(
+    log: Log, key: SessionKey, after: int, *, at_least: int = 0, page: int = PAGE
+) -> AsyncIterator[list[Recorded]]:
+    """Pages of the events behind this number, up to the last one there is now; see `Log.read`."""
     try:
-        async for page in log.read(key, after, at_least=at_least):
-            yield page
+        async for events in log.read(key, after, at_least=at_least, page=page):
+            yield events
     except BrokenChain as broken:
         if broken.found != after or not broken.previous < after < broken.seq:
             raise
-        async for page in log.read(key, broken.previous, at_least=at_least):
-            yield page
+        async for events in log.read(key, broken.previous, at_least=at_least, page=page):
+            yield events
 
 
 async def event_at(log: Log, key: SessionKey, seq: int) -> Recorded | None:
     """The event of the session that has this sequence."""
-    async for page in read_after(log, key, seq - 1):
-        return page[0] if page[0].seq == seq else None
+    async for events in read_after(log, key, seq - 1, page=1):
+        return events[0] if events[0].seq == seq else None
     return None

@@ -8,6 +8,7 @@ from msgspec import Meta
 from turnstream import ids
 from turnstream.ids import SessionKey
 from turnstream.log import codec
+from turnstream.log.base import PAGE
 from turnstream.session import history
 from turnstream.session.commands import OpenSession as OpenCommand
 from turnstream.session.commands import UpdateSession as UpdateCommand
@@ -192,7 +193,7 @@ async def read_events(api: Api, caller: Caller, request: ReadEvents) -> Answer |
         after = min(after, await api.log.last(key))
     events: list[msgspec.Raw] = []
     size = looked = 0
-    async for page in read_after(api.log, key, after):
+    async for page in read_after(api.log, key, after, page=PAGE if types else request.limit):
         for recorded in page:
             if types is None or recorded.event.type in types:
                 data = codec.public(recorded)

@@ -11,8 +11,8 @@ from tests.support.nats import Cluster, connect, run_alone
 from turnstream.broker.declare import declare
 from turnstream.ids import SessionKey
 from turnstream.log import codec
-from turnstream.log.base import Conflict, Log, Unavailable
-from turnstream.log.jetstream import PAGE, JetStreamLog
+from turnstream.log.base import PAGE, Conflict, Log, Unavailable
+from turnstream.log.jetstream import JetStreamLog
 from turnstream.log.memory import MemoryLog
 from turnstream.session.events import Recorded
 
@@ -80,6 +80,8 @@ async def test_a_long_session_is_read_in_pages(log: Log, key: SessionKey) -> Non
     pages = [page async for page in log.read(key, at_least=seqs[-1])]
     assert [recorded.seq for page in pages for recorded in page] == seqs
     assert all(len(page) <= PAGE for page in pages)
+    small = [page async for page in log.read(key, at_least=seqs[-1], page=7)]
+    assert all(len(page) <= 7 for page in small) and [one.seq for page in small for one in page] == seqs
     assert_whole([recorded for page in pages for recorded in page])
 
 

@@ -10,11 +10,14 @@ The contract suite in `tests/contracts/` runs against every implementation.
 """
 
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from turnstream.ids import SessionKey
 from turnstream.session.decide import Decision
 from turnstream.session.events import Recorded
+
+PAGE: Final = 256
+"""Events in one page of a read, and so the longest that decoding holds the event loop: about a millisecond."""
 
 
 class LogError(Exception):
@@ -73,8 +76,10 @@ class Log(Protocol):
         """
         ...
 
-    def read(self, key: SessionKey, after: int = 0, *, at_least: int = 0) -> AsyncIterator[list[Recorded]]:
-        """The events after this sequence, oldest first, in pages, up to the last one there is now.
+    def read(
+        self, key: SessionKey, after: int = 0, *, at_least: int = 0, page: int = PAGE
+    ) -> AsyncIterator[list[Recorded]]:
+        """The events after this sequence, oldest first, in pages of at most `page`, up to the last one there is now.
 
         `after` is the sequence of an event of this session, or 0. `at_least`: a sequence known to be stored; a
         replica that lags is asked again until it has it. Raises `BrokenChain`, `Unreadable`, `Unavailable`.

@@ -24,14 +24,12 @@ from turnstream.broker.connection import Broker
 from turnstream.broker.errors import BrokerClosed, BrokerError, BrokerFault, BrokerTimeout
 from turnstream.ids import SessionKey
 from turnstream.log import codec
-from turnstream.log.base import BrokenChain, Conflict, Listener, LogError, Unavailable
+from turnstream.log.base import PAGE, BrokenChain, Conflict, Listener, LogError, Unavailable
 from turnstream.log.messages import EXPECTED, Republished, recorded_of
 from turnstream.log.replies import STATUS, Replies
 from turnstream.session.decide import Decision
 from turnstream.session.events import Recorded
 
-PAGE: Final = 256
-"""Events in one read, and so the longest that decoding holds the event loop: about a millisecond."""
 PAGE_BYTES: Final = 1024 * 1024
 RETRY: Final = 2.0
 """Seconds without an answer after which an append or a read is settled or asked again."""
@@ -79,23 +77,25 @@ class JetStreamLog:
             return ack.seq
         return await self._insist(write, ack, tries)
 
-    async def read(self, key: SessionKey, after: int = 0, *, at_least: int = 0) -> AsyncIterator[list[Recorded]]:
+    async def read(
+        self, key: SessionKey, after: int = 0, *, at_least: int = 0, page: int = PAGE
+    ) -> AsyncIterator[list[Recorded]]:
         subject = _subject(key)
         last, doubted = after, False
         tries = _Tries(self._timeout)
         while True:
-            messages, left = await self._page(key, subject, last)
+            messages, left = await self._page(key, subject, last, page)
             try:
-                page = _linked(key, messages, last)
+                events = _linked(key, messages, last)
             except BrokenChain:
                 if doubted:
                     raise
                 doubted = True  # the line may have lost a message of the answer, and then it is whole the next time
                 continue
-            if page:
-                self._broker.clock.observe(page[-1].time)
-                last, doubted = page[-1].seq, False
-                yield page
+            if events:
+                self._broker.clock.observe(events[-1].time)
+                last, doubted = events[-1].seq, False
+                yield events
                 tries = _Tries(self._timeout)
             if left:
                 continue
@@ -175,9 +175,9 @@ class JetStreamLog:
             raise LogError(f"{key}: {error}") from error
         return msgspec.convert(answer["message"], _Stored)
 
-    async def _page(self, key: SessionKey, subject: str, after: int) -> tuple[list[Msg], int]:
-        """The next messages and how many there are behind them."""
-        which = f'{{"seq":{after + 1},"next_by_subj":"{subject}","batch":{PAGE},"max_bytes":{PAGE_BYTES}}}'.encode()
+    async def _page(self, key: SessionKey, subject: str, after: int, count: int) -> tuple[list[Msg], int]:
+        """The next messages, at most `count`, and how many there are behind them."""
+        which = f'{{"seq":{after + 1},"next_by_subj":"{subject}","batch":{count},"max_bytes":{PAGE_BYTES}}}'.encode()
         tries = _Tries(self._timeout)
         while (messages := await self._several(key, which, tries.patience)) is None:
             if not await tries.another():

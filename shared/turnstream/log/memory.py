@@ -9,11 +9,9 @@ from collections.abc import AsyncIterator, Callable
 
 from turnstream.ids import SessionKey
 from turnstream.log import codec
-from turnstream.log.base import Conflict, Listener, Unavailable
+from turnstream.log.base import PAGE, Conflict, Listener, Unavailable
 from turnstream.session.decide import Decision
 from turnstream.session.events import Recorded
-
-PAGE = 256
 
 
 class MemorySubscription:
@@ -51,13 +49,15 @@ class MemoryLog:
             on_event(recorded)
         return recorded.seq
 
-    async def read(self, key: SessionKey, after: int = 0, *, at_least: int = 0) -> AsyncIterator[list[Recorded]]:
+    async def read(
+        self, key: SessionKey, after: int = 0, *, at_least: int = 0, page: int = PAGE
+    ) -> AsyncIterator[list[Recorded]]:
         events = self._events.get(key, [])
         if at_least > max(after, events[-1].seq if events else 0):
             raise Unavailable(f"{key}: no event {at_least}")
         first, end = bisect_right(events, after, key=lambda recorded: recorded.seq), len(events)
-        for start in range(first, end, PAGE):
-            yield events[start : min(start + PAGE, end)]
+        for start in range(first, end, page):
+            yield events[start : min(start + page, end)]
 
     async def last(self, key: SessionKey) -> int:
         events = self._events.get(key)
