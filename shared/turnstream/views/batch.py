@@ -6,7 +6,7 @@ Pure but for the loading of the rows that are there already. Projector, rebuild 
 from collections.abc import Iterable, Sequence
 
 from turnstream.ids import SessionKey
-from turnstream.session.events import MessagePosted, MessageWithdrawn, Recorded
+from turnstream.session.events import MessagePosted, Recorded
 from turnstream.views import history, runs, sessions, steps
 from turnstream.views.rows import Values
 
@@ -26,13 +26,13 @@ class Cache:
 
     def keep(self, batch: "Batch") -> None:
         """Takes in the rows of a batch that was committed."""
-        for key in batch.touched:
+        for key, row in batch.sessions.items():
             self.sessions.pop(key, None)
-            self.sessions[key] = batch.sessions[key]
+            self.sessions[key] = row
         for key in batch.changed:
             row = batch.runs[key]
             self.runs.pop(key, None)
-            if row and row.live:
+            if row.live:
                 self.runs[key] = row
         _trim(self.sessions, self._kept)
         _trim(self.runs, self._kept)
@@ -45,90 +45,87 @@ def _trim(rows: dict[str, sessions.Row] | dict[str, runs.Row], kept: int) -> Non
 
 
 class Batch:
-    """Folds events. Before `fold`, the rows that `sessions_of` and then `runs_of` name have to be put in, as far as
-    they exist."""
+    """Folds events, session by session. Before `fold`, the rows that `sessions_before` and then `runs_before` name have
+    to be put in, as far as they exist."""
 
-    def __init__(self) -> None:
+    def __init__(self, events: Iterable[Recorded]) -> None:
         self.sessions: dict[str, sessions.Row] = {}
-        self.runs: dict[str, runs.Row | None] = {}
-        self.touched: dict[str, SessionKey] = {}
+        self.runs: dict[str, runs.Row] = {}
         self.changed: dict[str, SessionKey] = {}
         self.outputs: dict[str, runs.Output] = {}
         self.items: dict[tuple[str, int], history.Item | None] = {}
         self.steps: list[tuple[str, steps.Step]] = []
         self.moves: list[tuple[int, str, str, int, int]] = []
-
-    @staticmethod
-    def sessions_of(events: Iterable[Recorded]) -> set[str]:
-        """Keys of the sessions that were there before the batch."""
-        fresh: set[str] = set()
-        known: set[str] = set()
+        self.events: dict[str, list[Recorded]] = {}
+        """By session."""
         for recorded in events:
             key = recorded.event.key
             name = f"{key.account}/{key.session}"
-            if recorded.previous == 0:
-                fresh.add(name)
-            elif name not in fresh:
-                known.add(name)
-        return known
-
-    def runs_of(self, events: Iterable[Recorded]) -> set[str]:
-        """Keys of the runs that the events concern; the sessions' rows are in place."""
-        wanted: set[str] = set()
-        fresh: set[str] = set()
-        for recorded in events:
-            key, data = recorded.event.key, recorded.event.data
-            if isinstance(data, MessageWithdrawn):
-                session = self.sessions.get(f"{key.account}/{key.session}", sessions.NEW)
+            if name in self.events:
+                self.events[name].append(recorded)
             else:
-                session = sessions.NEW
-            n = runs.concerns(data, session)
-            if n is not None:
-                run = f"{key.account}/{key.session}.{n}"
-                if isinstance(data, MessagePosted):
-                    fresh.add(run)
-                elif run not in fresh:
-                    wanted.add(run)
+                self.events[name] = [recorded]
+
+    def sessions_before(self) -> list[str]:
+        """Keys of the sessions that were there before the batch."""
+        return [name for name, events in self.events.items() if events[0].previous]
+
+    def runs_before(self) -> list[str]:
+        """Keys of the runs that were there before the batch and that an event is about. Only a run that the session's
+        row knows as live can change."""
+        wanted: list[str] = []
+        for name, session in self.sessions.items():
+            if session.live:
+                about = {runs.about(recorded.event.data) for recorded in self.events[name]}
+                wanted += [f"{name}.{run.n}" for run in session.live if run.n in about or run.message_id in about]
         return wanted
 
-    def fold(self, events: Iterable[Recorded]) -> None:
-        for recorded in events:
-            key = recorded.event.key
-            name = f"{key.account}/{key.session}"
-            before = self.sessions.get(name, sessions.NEW) if recorded.previous else sessions.NEW
-            if before.seq and not before.one_shot:
-                self.moves.append((recorded.seq, key.account, name, before.seq, before.updated_at))
-            self.sessions[name] = sessions.fold(before, recorded)
-            self.touched[name] = key
-            n = runs.concerns(recorded.event.data, before)
-            run = None if n is None else self._fold_run(f"{name}.{n}", recorded)
-            if item := history.fold(recorded, run):
-                self.items[name, item[0]] = item[1]
+    def fold(self) -> None:
+        for name, events in self.events.items():
+            row = self.sessions.get(name, sessions.NEW)
+            for recorded in events:
+                if not recorded.previous:
+                    row = sessions.NEW
+                if row.seq and not row.one_shot:
+                    account = recorded.event.key.account
+                    self.moves.append((recorded.seq, account, name, row.seq, row.updated_at))
+                self._fold_run(name, row, recorded)
+                row = sessions.fold(row, recorded)
+            self.sessions[name] = row
 
-    def _fold_run(self, name: str, recorded: Recorded) -> runs.Row | None:
-        """The run's row before the event."""
-        before = self.runs.get(name)
+    def _fold_run(self, name: str, session: sessions.Row, recorded: Recorded) -> None:
+        data = recorded.event.data
+        if isinstance(data, MessagePosted):
+            self.items[name, recorded.seq] = history.posted(recorded, data)
+            if routing := data.starts or data.queued:
+                run = f"{name}.{routing.run}"
+                self.runs[run] = runs.requested(recorded, data, routing)
+                self.changed[run] = recorded.event.key
+            return
+        live = runs.concerned(session, data)
+        before = self.runs.get(f"{name}.{live.n}") if live else None
+        if before is None:
+            return
         after = runs.fold(before, recorded)
-        if after is not before:
-            self.runs[name] = after
-            self.changed[name] = recorded.event.key
-            if said := runs.output(recorded):
-                self.outputs[name] = said
-            if step := steps.fold(recorded, before):
-                self.steps.append((name, step))
-        return before
+        if after is before:
+            return
+        run = f"{name}.{before.n}"
+        self.runs[run] = after
+        self.changed[run] = recorded.event.key
+        if said := runs.output(data):
+            self.outputs[run] = said
+        if step := steps.fold(recorded, before):
+            self.steps.append((run, step))
+        if item := history.fold(recorded, before):
+            self.items[name, item[0]] = item[1]
 
     # --- what has to be written ---------------------------------------------------------------------------------
 
     def session_rows(self) -> list[Values]:
-        return [sessions.values(key, self.sessions[name]) for name, key in self.touched.items()]
+        return [sessions.values(events[0].event.key, self.sessions[name]) for name, events in self.events.items()]
 
     def run_rows(self) -> list[Values]:
-        return [
-            runs.values(key, row, self.outputs.get(name))
-            for name, key in self.changed.items()
-            if (row := self.runs[name])
-        ]
+        return [runs.values(key, self.runs[name], self.outputs.get(name)) for name, key in self.changed.items()]
 
     def item_rows(self) -> list[Values]:
         return [history.values(name, item) for (name, _), item in self.items.items() if item]
@@ -141,6 +138,4 @@ class Batch:
 
     def move_rows(self, oldest: int) -> Sequence[Values]:
         """The moves behind the sequence `oldest`."""
-        if self.moves and self.moves[0][0] <= oldest:
-            return [move for move in self.moves if move[0] > oldest]
-        return self.moves
+        return self.moves if oldest < 1 else [move for move in self.moves if move[0] > oldest]

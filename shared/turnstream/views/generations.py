@@ -8,7 +8,7 @@ transaction holds the only write lock. A generation whose checkpoint is gone is 
 be dropped by anybody."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection, Table, bindparam, delete, func, insert, inspect, select, update
 from sqlalchemy import text as sql
@@ -99,12 +99,13 @@ class Writer:
         self.generation = at.generation
         self.position = at.position
 
-    async def apply(self, events: Sequence[Recorded], position: int) -> None:
+    async def apply(self, events: Iterable[Recorded], position: int) -> None:
         """Writes these events, in the order of the log, and moves the checkpoint to `position`, the sequence up to
         which the log was read. All of it or nothing. Raises `Overtaken`, `Unavailable`."""
+        batch = Batch(events)
         try:
-            batch = await self._load(events)
-            batch.fold(events)
+            await self._load(batch)
+            batch.fold()
             async with self._db.transaction() as connection:
                 await self._advance(connection, position)
                 await self._write(connection, batch, position)
@@ -114,10 +115,9 @@ class Writer:
         self._cache.keep(batch)
         self.position = position
 
-    async def _load(self, events: Sequence[Recorded]) -> Batch:
-        batch = Batch()
+    async def _load(self, batch: Batch) -> None:
         missing: list[str] = []
-        for key in batch.sessions_of(events):
+        for key in batch.sessions_before():
             if row := self._cache.sessions.get(key):
                 batch.sessions[key] = row
             else:
@@ -125,14 +125,13 @@ class Writer:
         for key, body in await self._bodies(sessions.table(self.generation), missing):
             batch.sessions[key] = sessions.parse(body)
         missing = []
-        for key in batch.runs_of(events):
+        for key in batch.runs_before():
             if row := self._cache.runs.get(key):
                 batch.runs[key] = row
             else:
                 missing.append(key)
         for key, body in await self._bodies(runs.table(self.generation), missing):
             batch.runs[key] = runs.parse(body)
-        return batch
 
     async def _bodies(self, table: Table, keys: Sequence[str]) -> list[tuple[str, str]]:
         if not keys:

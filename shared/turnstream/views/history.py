@@ -94,25 +94,28 @@ class HistoryPage(msgspec.Struct, frozen=True):
     position: int
 
 
-def fold(recorded: Recorded, run: runs.Row | None) -> tuple[int, Item | None] | None:
-    """What this event does to the transcript: the item of this sequence is put, or (None) taken out. `run` is the row
-    of the run that it concerns, before the event."""
+def posted(recorded: Recorded, data: MessagePosted) -> Message:
+    """The item of a message."""
+    routing = data.starts or data.queued
+    return Message(
+        seq=recorded.seq,
+        time=recorded.time,
+        message_id=data.message_id,
+        author=data.author,
+        kind=data.kind,
+        content=data.content,
+        run=run_id(recorded.event.key.session, routing.run) if routing else None,
+    )
+
+
+def fold(recorded: Recorded, run: runs.Row) -> tuple[int, Item | None] | None:
+    """What a fact of a run does to the transcript: the item of this sequence is put, or (None) taken out. `run` is the
+    row of the run before the event."""
+    if not run.live:
+        return None
     data = recorded.event.data
     session = recorded.event.key.session
     seq, time = recorded.seq, recorded.time
-    if isinstance(data, MessagePosted):
-        routing = data.starts or data.queued
-        return seq, Message(
-            seq=seq,
-            time=time,
-            message_id=data.message_id,
-            author=data.author,
-            kind=data.kind,
-            content=data.content,
-            run=run_id(session, routing.run) if routing else None,
-        )
-    if run is None or not run.live:
-        return None
     match data:
         case RunEnded() if has_edge(run.status, "run.ended", data.status):
             if data.status == "cancelled" and not run.attempt:

@@ -28,6 +28,7 @@ from turnstream.session.events import (
     SessionOpened,
     SessionUpdated,
     Spec,
+    Starts,
     ToolReturned,
     ToolStarted,
     Trigger,
@@ -162,29 +163,43 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
         return next((call for call in self.open_calls if call.id == call_id), None)
 
 
-def concerns(data: Fact | Unknown, session: sessions.Row) -> int | None:
-    """The run that this fact is about; `session` is the session's row before it."""
+def about(data: Fact | Unknown) -> int | str | None:
+    """Number of the run that a fact names; a message that is withdrawn names it by its own id."""
     match data:
-        case MessagePosted():
-            routing = data.starts or data.queued
-            return routing.run if routing else None
-        case SessionOpened() | SessionUpdated() | Unknown():
-            return None
         case MessageWithdrawn():
-            run = session.queued_for(data.message_id)
-            return run.n if run else None
+            return data.message_id
+        case MessagePosted() | SessionOpened() | SessionUpdated() | Unknown():
+            return None
         case _:
             return data.run
 
 
-def fold(row: Row | None, recorded: Recorded) -> Row | None:
-    """The run's row after an event that concerns it; the same one where the event changes nothing (a fact of an older
-    attempt, a second end). Follows `turnstream.session.state.evolve`."""
-    data = recorded.event.data
-    if isinstance(data, MessagePosted):
-        return _requested(data, recorded) or row
-    if row is None or not row.live:
+def concerned(session: sessions.Row, data: Fact | Unknown) -> sessions.Live | None:
+    """The live run of the session that this fact is about."""
+    named = about(data)
+    return session.queued_for(named) if isinstance(named, str) else session.find(named) if named else None
+
+
+def requested(recorded: Recorded, data: MessagePosted, routing: Starts) -> Row:
+    """The row of the run that a message starts or waits for."""
+    return Row(
+        n=routing.run,
+        spec=routing.spec,
+        message_ids=(data.message_id,),
+        requested_seq=recorded.seq,
+        requested_at=recorded.time,
+        seq=recorded.seq,
+        changed_at=recorded.time,
+        live_since=recorded.time,
+    )
+
+
+def fold(row: Row, recorded: Recorded) -> Row:
+    """The run's row after a fact that is about it; the same one where that changes nothing (a fact of an older attempt,
+    a second end). Follows `turnstream.session.state.evolve`."""
+    if not row.live:
         return row
+    data = recorded.event.data
     now = recorded.time
     changes: dict[str, object] | None = None
     match data:
@@ -210,29 +225,13 @@ def fold(row: Row | None, recorded: Recorded) -> Row | None:
             changes = {"cancel": CancelRequest(by=data.by, reason=data.reason, at=now)}
         case MessageWithdrawn():
             changes = {"status": "cancelled", "ended_at": now, "live_since": None, "reason": "message withdrawn"}
-        case SessionOpened() | SessionUpdated() | Unknown():
+        case MessagePosted() | SessionOpened() | SessionUpdated() | Unknown():
             pass
         case _:
             assert_never(data)
     if changes is None:
         return row
     return msgspec.structs.replace(row, seq=recorded.seq, changed_at=now, **changes)
-
-
-def _requested(data: MessagePosted, recorded: Recorded) -> Row | None:
-    routing = data.starts or data.queued
-    if routing is None:
-        return None
-    return Row(
-        n=routing.run,
-        spec=routing.spec,
-        message_ids=(data.message_id,),
-        requested_seq=recorded.seq,
-        requested_at=recorded.time,
-        seq=recorded.seq,
-        changed_at=recorded.time,
-        live_since=recorded.time,
-    )
 
 
 def _started(row: Row, data: RunStarted, now: int) -> dict[str, object]:
@@ -285,9 +284,8 @@ def _over(starts: tuple[Attempt, ...], now: int) -> tuple[Attempt, ...]:
     return (*starts[:-1], msgspec.structs.replace(starts[-1], ended_at=now))
 
 
-def output(recorded: Recorded) -> Output | None:
-    """What the run has to show for itself, if this event is its end."""
-    data = recorded.event.data
+def output(data: Fact | Unknown) -> Output | None:
+    """What the run has to show for itself, if this fact is its end."""
     if not isinstance(data, RunEnded) or not (data.content or data.reasoning or data.blob):
         return None
     return Output(content=data.content, reasoning=data.reasoning, blob=data.blob)

@@ -222,9 +222,7 @@ def _derived(data: MessagePosted) -> str:
 def _with(row: Row, run: Live) -> tuple[Live, ...]:
     if row.find(run.n) is None:
         return (*row.live, run)
-    if len(row.live) == 1:
-        return (run,)
-    return tuple(run if other.n == run.n else other for other in row.live)
+    return (run,) if len(row.live) == 1 else tuple(run if other.n == run.n else other for other in row.live)
 
 
 def _without(row: Row, run: Live) -> tuple[Live, ...]:
@@ -274,7 +272,7 @@ _rows = msgspec.json.Decoder(Row)
 
 def values(key: SessionKey, row: Row) -> Values:
     return (
-        str(key),
+        f"{key.account}/{key.session}",
         key.account,
         key.session,
         0 if row.one_shot else 1,

@@ -47,9 +47,9 @@ class Steps(msgspec.Struct, frozen=True):
     position: int
 
 
-def fold(recorded: Recorded, run: runs.Row | None) -> Step | None:
-    """The step that this event ends, if any. `run` is the row of the run that it concerns, before the event."""
-    if run is None or not run.live:
+def fold(recorded: Recorded, run: runs.Row) -> Step | None:
+    """The step that this fact of a run ends, if any. `run` is the row of the run before the event."""
+    if not run.live:
         return None
     data = recorded.event.data
     now = recorded.time
