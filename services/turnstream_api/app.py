@@ -7,8 +7,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
 
 import msgspec
 import uvicorn
@@ -17,7 +16,7 @@ from starlette.types import ASGIApp
 
 from turnstream import agents, subjects
 from turnstream.broker.connection import Broker
-from turnstream.broker.declare import declare
+from turnstream.broker.service import connect, unless
 from turnstream.ids import SessionKey
 from turnstream.log.feed import Feed
 from turnstream.log.handle import Sessions
@@ -37,8 +36,6 @@ from turnstream_api.keys import Keys
 from turnstream_api.openapi import asyncapi, openapi
 from turnstream_api.pages import pages
 
-T = TypeVar("T")
-
 SESSIONS_MAX = 20_000
 """Folds that one process keeps."""
 KEEP_BYTES = 32 * 1024 * 1024
@@ -57,12 +54,12 @@ async def serve(settings: Settings, *, stop: asyncio.Event, ready: Callable[[], 
     """
     specs = _specs(settings)
     async with contextlib.AsyncExitStack() as stack:
-        broker = await _unless(stop, _connect(settings))
+        consumers = (subjects.INBOX_CONSUMER,)
+        connecting = connect(settings, name="turnstream-api", monotonic=time.monotonic, consumers=consumers)
+        broker = await unless(stop, connecting)
         if broker is None:
             return
         stack.push_async_callback(broker.close)
-        if await _unless(stop, _declare(broker, settings)) is None:
-            return
         database = Database(settings.database)
         stack.push_async_callback(database.close)
         api = assemble(settings, broker, database, specs)
@@ -218,34 +215,6 @@ def _specs(settings: Settings) -> dict[str, Spec]:
         default_model=settings.default_model,
     )
     return {agent.name: msgspec.convert(agent.pinned(), Spec) for agent in known}
-
-
-async def _connect(settings: Settings) -> Broker:
-    return await Broker.connect(
-        settings.nats_url,
-        name="turnstream-api",
-        monotonic=time.monotonic,
-        user=settings.nats_user,
-        password=settings.nats_password.get_secret_value(),
-        creds=settings.nats_creds,
-    )
-
-
-async def _declare(broker: Broker, settings: Settings) -> bool:
-    await declare(broker, replicas=settings.replicas, consumers=(subjects.INBOX_CONSUMER,))
-    return True
-
-
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """What the work comes to; None if `stop` is set first."""
-    task = asyncio.create_task(work)
-    stopped = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        stopped.cancel()
-        task.cancel()
 
 
 def _on_append(seconds: float) -> None:

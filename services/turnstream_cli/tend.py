@@ -217,20 +217,10 @@ async def place(settings: Settings) -> AsyncGenerator[Settings, None]:
 @asynccontextmanager
 async def connection(settings: Settings) -> "AsyncGenerator[Broker, None]":
     """A connection to the broker, its streams and buckets made. Raises `BrokerFault`."""
-    from turnstream.broker.connection import Broker
-    from turnstream.broker.declare import declare
+    from turnstream.broker.service import connect
 
-    broker = await Broker.connect(
-        settings.nats_url,
-        name="turnstream",
-        monotonic=time.monotonic,
-        user=settings.nats_user,
-        password=settings.nats_password.get_secret_value(),
-        creds=settings.nats_creds,
-        timeout=CONNECT,
-    )
+    broker = await connect(settings, name="turnstream", monotonic=time.monotonic, timeout=CONNECT)
     try:
-        await declare(broker, replicas=settings.replicas)
         yield broker
     finally:
         await broker.close()

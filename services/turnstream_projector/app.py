@@ -2,20 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
 
-from turnstream.broker.connection import Broker
-from turnstream.broker.declare import declare
+from turnstream.broker.pages import application
+from turnstream.broker.service import connect, unless
 from turnstream.settings import Settings
 from turnstream.views.database import Commits, Database
 from turnstream.wire.work import Work
-from turnstream_projector.pages import application, served
 from turnstream_projector.project import Projector
 from turnstream_projector.sweep import Sweep
-
-T = TypeVar("T")
 
 
 async def serve(
@@ -31,18 +27,13 @@ async def serve(
     Raises `AnotherLog` or `StreamBehind` where the views are of another log than this, `BrokerFault` where streams
     cannot be made as declared."""
     async with AsyncExitStack() as stack:
-        broker = await _unless(stop, _connect(settings))
+        broker = await unless(stop, connect(settings, name="turnstream-projector", monotonic=time.monotonic))
         if broker is None:
             return
         stack.push_async_callback(broker.close)
-        if await _unless(stop, _declare(broker, settings)) is None:
-            return
         database = Database(settings.database)
         stack.push_async_callback(database.close)
-        app = application(broker)
-        await app.start()
-        stack.push_async_callback(app.stop)
-        await stack.enter_async_context(served(app, settings.health_host, settings.health_port))
+        await stack.enter_async_context(application(broker, settings.health_host, settings.health_port))
         projector = Projector(broker, database, on_commit=commits.announce if commits else None)
         sweep = Sweep(database, Work(broker), broker.clock, every=settings.sweep_every, after=settings.sweep_after)
         await _work(projector, sweep, stop, ready)
@@ -64,31 +55,3 @@ async def _work(projector: Projector, sweep: Sweep, stop: asyncio.Event, ready: 
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _connect(settings: Settings) -> Broker:
-    return await Broker.connect(
-        settings.nats_url,
-        name="turnstream-projector",
-        monotonic=time.monotonic,
-        user=settings.nats_user,
-        password=settings.nats_password.get_secret_value(),
-        creds=settings.nats_creds,
-    )
-
-
-async def _declare(broker: Broker, settings: Settings) -> bool:
-    await declare(broker, replicas=settings.replicas)
-    return True
-
-
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """What the work comes to; None if `stop` is set first."""
-    task = asyncio.create_task(work)
-    stopped = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        stopped.cancel()
-        task.cancel()

@@ -1,4 +1,5 @@
-"""The runner service: dispatch and runners on one connection, wired together. Nothing is decided here.
+"""The runner service: dispatch and runners on one connection, wired together. Nothing is decided here. Its web page
+lists the sessions that cannot be driven (`/stuck`).
 
 At shutdown no new wake-ups are taken and runs are given back; dispatch goes on until then, so that what was given back
 is taken up by others at once.
@@ -9,14 +10,17 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any, Final, TypeVar
+from typing import Final
+
+import msgspec
 
 from turnstream import agents, subjects
 from turnstream.broker.connection import Broker
-from turnstream.broker.declare import declare
+from turnstream.broker.pages import application
 from turnstream.broker.pull import Pull
+from turnstream.broker.service import connect, unless
 from turnstream.log.handle import Sessions
 from turnstream.log.jetstream import JetStreamLog
 from turnstream.settings import Settings
@@ -30,7 +34,6 @@ from turnstream_runner.dispatch import Dispatch
 from turnstream_runner.drive import Equipment
 from turnstream_runner.leases import Leases
 from turnstream_runner.models.registry import Models
-from turnstream_runner.pages import application, served
 from turnstream_runner.perform import Roles
 from turnstream_runner.room import Room
 from turnstream_runner.runner import Runner
@@ -38,8 +41,6 @@ from turnstream_runner.tools.registry import Tools
 
 KEEP_BYTES: Final = 64 * 1024 * 1024
 """Bytes of events that are kept beside the folds, so that a session's next turn reads only what is new."""
-
-T = TypeVar("T")
 
 
 async def serve(settings: Settings, *, stop: asyncio.Event, ready: Callable[[], None] | None = None) -> None:
@@ -54,22 +55,19 @@ async def serve(settings: Settings, *, stop: asyncio.Event, ready: Callable[[], 
         default_model=settings.default_model,
     )
     async with AsyncExitStack() as stack:
-        broker = await _unless(stop, _connect(settings))
+        consumers = (subjects.DISPATCH, *(subjects.runner_consumer(queue, settings.lease) for queue in settings.queues))
+        connecting = connect(settings, name="turnstream-runner", monotonic=time.monotonic, consumers=consumers)
+        broker = await unless(stop, connecting)
         if broker is None:
             return
         stack.push_async_callback(broker.close)
-        consumers = (subjects.DISPATCH, *(subjects.runner_consumer(queue, settings.lease) for queue in settings.queues))
-        if await _unless(stop, _declare(broker, settings, consumers)) is None:
-            return
         models = Models(settings.models)
         stack.push_async_callback(models.close)
         await models.prepare(agent.model for agent in known)
         runner = _runner(settings, broker, Roles(known, Tools(known.tools)), models)
         carrier = Dispatch(Pull(broker, subjects.DISPATCH, slots=dispatch.SLOTS), Work(broker), Timers(broker))
-        app = application(broker, lambda: list(runner.stuck))
-        await app.start()
-        stack.push_async_callback(app.stop)
-        await stack.enter_async_context(served(app, settings.health_host, settings.health_port))
+        pages = {"/stuck": lambda: msgspec.json.encode({"items": list(runner.stuck)})}
+        await stack.enter_async_context(application(broker, settings.health_host, settings.health_port, pages))
         await _work(settings, broker, runner, carrier, stop, ready)
 
 
@@ -133,34 +131,6 @@ async def _work(
         for task in beside:
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
-
-
-async def _connect(settings: Settings) -> Broker:
-    return await Broker.connect(
-        settings.nats_url,
-        name="turnstream-runner",
-        monotonic=time.monotonic,
-        user=settings.nats_user,
-        password=settings.nats_password.get_secret_value(),
-        creds=settings.nats_creds,
-    )
-
-
-async def _declare(broker: Broker, settings: Settings, consumers: Iterable[subjects.Consumer]) -> bool:
-    await declare(broker, replicas=settings.replicas, consumers=consumers)
-    return True
-
-
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """What the work comes to; None if `stop` is set first."""
-    task = asyncio.create_task(work)
-    stopped = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        stopped.cancel()
-        task.cancel()
 
 
 def _on_append(seconds: float) -> None:
