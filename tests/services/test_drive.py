@@ -327,6 +327,7 @@ async def test_every_call_of_a_run_has_an_id_of_its_own() -> None:
     await world.drive().outcome()
     ids = [c.id for fact in await world.facts() if isinstance(fact, ModelReplied) for c in fact.tool_calls]
     assert len(set(ids)) == len(ids) == 4
+    assert all(ids)
     assert (await ended(world)).content == "done"
 
 

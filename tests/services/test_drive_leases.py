@@ -34,7 +34,8 @@ class Bench:
     def __init__(self) -> None:
         self.now = 0.0
         self.connected = True
-        self.leases = Leases(LENGTH, lambda: self.now, lambda: self.connected)
+        self.ticks = 0
+        self.leases = Leases(LENGTH, lambda: self.now, self.is_connected)
         self.doubts = 0
 
     def hold(self, delivery: FakeDelivery) -> Lease:
@@ -42,6 +43,10 @@ class Bench:
         assert lease is not None
         lease.on_doubt = self.doubt
         return lease
+
+    def is_connected(self) -> bool:
+        self.ticks += 1
+        return self.connected
 
     def doubt(self) -> None:
         self.doubts += 1
@@ -98,7 +103,10 @@ async def test_a_renewal_that_nobody_hears_does_not_count(bench: Bench, away: st
     bench.hold(delivery)
     bench.connected = away != "disconnected"
     delivery.fails = away == "failing"
-    bench.now += 1.1 * LENGTH
+    bench.now += 0.7 * LENGTH
+    await eventually(lambda: bench.ticks >= 3)
+    assert not bench.doubts
+    bench.now += 0.7 * LENGTH
     await eventually(lambda: bench.doubts)
     assert not delivery.renewals
 
