@@ -24,7 +24,7 @@ from turnstream.log.jetstream import JetStreamLog
 from turnstream.session.events import Spec
 from turnstream.settings import Settings
 from turnstream.telemetry import metrics
-from turnstream.views.database import Database
+from turnstream.views.database import Commits, Database
 from turnstream.wire.inbox import Inbox
 from turnstream.wire.live import Live
 from turnstream_api import nats
@@ -46,8 +46,15 @@ SILENT_PEER = 30_000
 """Milliseconds after which a peer that takes none of what was sent to it is cut off."""
 
 
-async def serve(settings: Settings, *, stop: asyncio.Event, ready: Callable[[], None] | None = None) -> None:
-    """Runs until `stop` is set; calls `ready` once requests are answered.
+async def serve(
+    settings: Settings,
+    *,
+    stop: asyncio.Event,
+    ready: Callable[[], None] | None = None,
+    commits: Commits | None = None,
+) -> None:
+    """Runs until `stop` is set; calls `ready` once requests are answered. A projector of the same process tells of its
+    commits through `commits`.
 
     Raises `AgentsError` for definitions that cannot be used, `BrokerFault` where streams cannot be made as declared,
     `OSError` where the port cannot be had.
@@ -60,7 +67,7 @@ async def serve(settings: Settings, *, stop: asyncio.Event, ready: Callable[[], 
         if broker is None:
             return
         stack.push_async_callback(broker.close)
-        database = Database(settings.database)
+        database = Database(settings.database, commits=commits)
         stack.push_async_callback(database.close)
         api = assemble(settings, broker, database, specs)
         keys = Keys(settings.account)

@@ -25,7 +25,7 @@ from turnstream_cli.client import Connect, connected
 from turnstream_cli.exits import CommandError, Exit
 from turnstream_cli.place import Addresses, announced, held
 from turnstream_cli.serve import http_url, print_addresses, started, until_stopped
-from turnstream_cli.stack import broker, first_of, free_port, service, serving, stop_on_signals
+from turnstream_cli.stack import broker, first_of, free_port, serving, stop_on_signals, together
 
 if TYPE_CHECKING:
     from turnstream_cli.tour import Tour
@@ -84,7 +84,7 @@ async def _play(settings: Settings, stop: asyncio.Event, stay: bool) -> list[str
     with held(settings.data_dir):
         async with broker(settings) as effective:
             addresses = Addresses(os.getpid(), http_url(effective), effective.nats_url)
-            parts = {name: service(name) for name in ("api", "projector")}
+            parts = together("api", "projector")
             with _Runner(effective) as runner, announced(settings.data_dir, addresses):
                 async with serving(effective, parts, stop), connected(Connect(url=addresses.http)) as client:
                     console.print("\n[bold]Turnstream is up.[/]\n")

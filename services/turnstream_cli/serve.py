@@ -15,7 +15,7 @@ from turnstream.settings import Settings
 from turnstream.telemetry import configure, log
 from turnstream_cli.exits import CommandError, Exit
 from turnstream_cli.place import Addresses, announced, held
-from turnstream_cli.stack import SERVICES, Stopped, broker, free_port, service, serving, stop_on_signals
+from turnstream_cli.stack import SERVICES, Stopped, broker, free_port, service, serving, stop_on_signals, together
 
 Queues = Annotated[tuple[str, ...], Parameter(name="--queue", negative=())]
 
@@ -52,7 +52,7 @@ def dev(
                 free_port("127.0.0.1", settings.nats_port, what="the embedded NATS server", how=how)
             async with (
                 broker(settings.model_copy(update={"http_port": http})) as effective,
-                serving(effective, {name: service(name) for name in SERVICES}, stop),
+                serving(effective, together(*SERVICES), stop),
             ):
                 addresses = Addresses(os.getpid(), http_url(effective), effective.nats_url)
                 with announced(settings.data_dir, addresses):

@@ -33,9 +33,18 @@ class Serve(Protocol):
 SERVICES = ("api", "runner", "projector")
 
 
-def service(name: str) -> Serve:
+def service(name: str, **shared: object) -> Serve:
     """A service's `serve`; only what it needs is imported."""
-    return importlib.import_module(f"turnstream_{name}.app").serve
+    serve: Serve = importlib.import_module(f"turnstream_{name}.app").serve
+    return partial(serve, **shared) if shared else serve
+
+
+def together(*names: str) -> dict[str, Serve]:
+    """Services for one process; the API hears of the projector's commits without asking the database."""
+    from turnstream.views.database import Commits
+
+    commits = Commits()
+    return {name: service(name, commits=commits) if name in ("api", "projector") else service(name) for name in names}
 
 
 @asynccontextmanager

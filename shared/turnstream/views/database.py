@@ -209,8 +209,10 @@ class Database:
         return True
 
     async def _ask(self) -> None:
-        """Asks for the position while somebody waits, less and less often while it does not move."""
-        pause = _FIRST_POLL
+        """Asks for the position while somebody waits, less and less often while it does not move; seldom where commits
+        are heard of, for the projector may be in another process all the same."""
+        first = _LAST_POLL if self._deaf else _FIRST_POLL
+        pause = first
         while self._waiting and not self._closed:
             if self._waiting[0][2].done():
                 heapq.heappop(self._waiting)
@@ -225,7 +227,7 @@ class Database:
                     _settle(heapq.heappop(self._waiting)[2], error)
                 return
             moved = self._position != before or self._waiters != waiters
-            pause = _FIRST_POLL if moved else min(pause * 1.5, _LAST_POLL)
+            pause = first if moved else min(pause * 1.5, _LAST_POLL)
             if self._waiting:
                 await asyncio.sleep(pause)
 
