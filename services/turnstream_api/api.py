@@ -74,7 +74,7 @@ class Api:
         views: Database,
         specs: Mapping[str, Spec],
         now: Callable[[], int],
-        broker: Broker | None = None,
+        broker: Broker,
     ) -> None:
         self.settings = settings
         self.log = log
@@ -97,10 +97,7 @@ class Api:
 
     async def last_seq(self) -> int:
         """Sequence of the newest event of all sessions. Raises `BrokerFault`."""
-        if self.broker is None:
-            return 2**53
-        info = await self.broker.api(f"STREAM.INFO.{subjects.SESSIONS}")
-        return msgspec.convert(info["state"], _StreamState).last_seq
+        return (await self.broker.stream(subjects.SESSIONS)).state.last_seq
 
     def origin(
         self,
@@ -136,10 +133,6 @@ class Api:
         if caller.idempotency_key is None:
             return self.new_id()
         return ids.derive(caller.account, operation, caller.idempotency_key)
-
-
-class _StreamState(msgspec.Struct):
-    last_seq: int
 
 
 _canonical = msgspec.json.Encoder(order="sorted")

@@ -18,8 +18,9 @@ import msgspec
 
 from turnstream import ids, subjects
 from turnstream.broker.connection import Broker
-from turnstream.broker.errors import BrokerError, BrokerFault, StreamBehind
+from turnstream.broker.errors import BrokerFault, StreamBehind
 from turnstream.broker.pull import OrderedPull
+from turnstream.log.messages import EXPECTED
 from turnstream.telemetry import get_logger
 from turnstream_api.errors import Problem
 
@@ -97,42 +98,18 @@ async def revoke_key(broker: Broker, account: str, key_id: str) -> Key:
 
 
 async def _put(broker: Broker, key: Key, expected: int) -> None:
-    headers = {"Nats-Expected-Last-Subject-Sequence": str(expected)}
-    answer = await broker.request(f"{PREFIX}{key.account}.{key.id}", msgspec.json.encode(key), headers)
-    said = msgspec.json.decode(answer.data, type=_Stored)
-    if said.error:
-        raise BrokerError(said.error.code, said.error.err_code, said.error.description, operation="put key")
+    headers = {EXPECTED: str(expected)}
+    await broker.store(f"{PREFIX}{key.account}.{key.id}", msgspec.json.encode(key), headers)
 
 
 async def _get(broker: Broker, subject: str) -> tuple[Key, int] | None:
-    try:
-        answer = await broker.api(f"STREAM.MSG.GET.{STREAM}", {"last_by_subj": subject})
-    except BrokerError as error:
-        if error.code == 404:
-            return None
-        raise
-    message = msgspec.convert(answer["message"], _Message)
-    return (msgspec.json.decode(message.data, type=Key), message.seq) if message.data else None
+    found = await broker.message(STREAM, {"last_by_subj": subject})
+    return (msgspec.json.decode(found.data, type=Key), found.seq) if found and found.data else None
 
 
 class _State(msgspec.Struct):
     num_subjects: int = 0
     subjects: dict[str, int] | None = None
-
-
-class _Fault(msgspec.Struct):
-    code: int
-    err_code: int = 0
-    description: str = ""
-
-
-class _Stored(msgspec.Struct):
-    error: _Fault | None = None
-
-
-class _Message(msgspec.Struct):
-    seq: int
-    data: bytes = b""
 
 
 # --- for the API --------------------------------------------------------------------------------------------------
@@ -194,8 +171,7 @@ class Keys:
         while True:
             pull = OrderedPull(broker, STREAM, [f"{PREFIX}>"], 0)
             try:
-                state = msgspec.convert((await broker.api(f"STREAM.INFO.{STREAM}"))["state"], _Bucket)
-                if not state.messages:
+                if not (await broker.stream(STREAM)).state.messages:
                     self._loaded.set()
                 async for deliveries in pull:
                     for delivery in deliveries:
@@ -220,7 +196,3 @@ class Keys:
             self._keys[name] = msgspec.json.decode(value, type=Key)
         except msgspec.DecodeError:
             self._keys.pop(name, None)
-
-
-class _Bucket(msgspec.Struct):
-    messages: int

@@ -3,11 +3,9 @@
 import msgspec
 
 from turnstream import subjects
-from turnstream.broker.errors import BrokerError
 from turnstream.session.events import RunStatus
 from turnstream.views import runs
 from turnstream_api.api import Answer, Api, Caller
-from turnstream_api.errors import Problem
 from turnstream_api.operation import Request
 
 SHOWN = 200
@@ -148,29 +146,6 @@ async def _old_runs(api: Api, account: str) -> tuple[OldRun, ...]:
 # --- what JetStream says ------------------------------------------------------------------------------------------
 
 
-class _Config(msgspec.Struct):
-    num_replicas: int = 1
-
-
-class _State(msgspec.Struct):
-    messages: int
-    bytes: int
-    first_seq: int
-    last_seq: int
-    consumer_count: int = 0
-    num_subjects: int = 0
-
-
-class _Cluster(msgspec.Struct):
-    leader: str | None = None
-
-
-class _StreamInfo(msgspec.Struct):
-    config: _Config
-    state: _State
-    cluster: _Cluster | None = None
-
-
 class _Position(msgspec.Struct):
     stream_seq: int
     last_active: str | None = None
@@ -191,23 +166,13 @@ class _ConsumerInfo(msgspec.Struct):
     num_pending: int = 0
 
 
-class _Message(msgspec.Struct):
-    time: str
-
-
 class _ConsumerList(msgspec.Struct):
     total: int
     consumers: list[_ConsumerInfo] | None = None
 
 
-async def _ask(api: Api, operation: str, body: dict[str, object] | None = None) -> dict[str, object]:
-    if api.broker is None:
-        raise Problem("unavailable", "this process has no broker")
-    return await api.broker.api(operation, body)
-
-
 async def _stream(api: Api, name: str) -> StreamState:
-    info = msgspec.convert(await _ask(api, f"STREAM.INFO.{name}"), _StreamInfo)
+    info = await api.broker.stream(name)
     state = info.state
     return StreamState(
         name=name,
@@ -226,7 +191,7 @@ async def _consumers(api: Api, stream: str, last: int) -> list[ConsumerState]:
     found: list[ConsumerState] = []
     offset = 0
     while True:
-        answer = msgspec.convert(await _ask(api, f"CONSUMER.LIST.{stream}", {"offset": offset}), _ConsumerList)
+        answer = msgspec.convert(await api.broker.api(f"CONSUMER.LIST.{stream}", {"offset": offset}), _ConsumerList)
         page = answer.consumers or []
         found += [await _consumer(api, stream, info, last) for info in page if info.config.durable_name]
         offset += len(page)
@@ -251,13 +216,8 @@ async def _consumer(api: Api, stream: str, info: _ConsumerInfo, last: int) -> Co
 
 async def _stored_at(api: Api, stream: str, seq: int) -> str | None:
     """When the first message at or behind this sequence was stored."""
-    try:
-        answer = await _ask(api, f"STREAM.MSG.GET.{stream}", {"seq": seq, "next_by_subj": ">"})
-    except BrokerError as error:
-        if error.code == 404:  # gone meanwhile
-            return None
-        raise
-    return msgspec.convert(answer["message"], _Message).time
+    found = await api.broker.message(stream, {"seq": seq, "next_by_subj": ">"})
+    return found and found.time
 
 
 async def _views(api: Api) -> ViewsState:

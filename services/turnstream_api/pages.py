@@ -92,7 +92,7 @@ async def _missing(api: Api, keys: Keys) -> str:
     """What is not there yet; nothing if all is."""
     if not keys.loaded:
         return "the API keys are not known yet"
-    if api.broker is not None and not api.broker.nc.is_connected:
+    if not api.broker.nc.is_connected:
         return "there is no connection to the broker"
     try:
         await api.last_seq()

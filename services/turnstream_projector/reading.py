@@ -26,19 +26,8 @@ class Extent(msgspec.Struct, frozen=True):
 
 async def extent(broker: Broker) -> Extent:
     """Raises `BrokerFault`."""
-    info = await broker.api(f"STREAM.INFO.{subjects.SESSIONS}", {"subjects_filter": ""})
-    found = msgspec.convert(info, _Info)
+    found = await broker.stream(subjects.SESSIONS)
     return Extent(found.created, found.state.last_seq, found.state.messages)
-
-
-class _State(msgspec.Struct):
-    messages: int
-    last_seq: int
-
-
-class _Info(msgspec.Struct):
-    created: str
-    state: _State
 
 
 def follow(broker: Broker, after: int) -> OrderedPull:

@@ -8,6 +8,7 @@ import pytest
 from tests.support.waiting import eventually
 
 from turnstream import subjects
+from turnstream.broker.answers import check_stored
 from turnstream.broker.connection import Broker
 from turnstream.broker.errors import BrokerError, BrokerFault
 from turnstream.broker.pull import Delivery, Pull
@@ -17,7 +18,7 @@ from turnstream.wire import live
 from turnstream.wire.blobs import BlobLost, Blobs
 from turnstream.wire.live import Delta, Live
 from turnstream.wire.timers import Timers, parse_dues
-from turnstream.wire.work import Work, check_stored
+from turnstream.wire.work import Work
 
 CAUSE = subjects.CAUSE
 
@@ -65,7 +66,7 @@ async def test_a_wake_up_is_repeated_only_without_a_message_id(
     await work.wake(account, key, 1, message_id=f"{account}-1")
     await eventually(lambda: woken)
     await woken[0].ack()
-    await eventually(lambda: _gone(work, woken[0].seq))
+    await eventually(lambda: _gone(work, woken[0].seq, key))
     await work.wake(account, key, 1, message_id=f"{account}-1")
     await work.wake(account, key, 2)
     await work.wake(account, key, 2)
@@ -77,8 +78,8 @@ async def test_a_wake_up_is_repeated_only_without_a_message_id(
     ]
 
 
-async def _gone(work: Work, seq: int) -> bool:
-    return not await work.exists(seq)
+async def _gone(work: Work, seq: int, key: SessionKey) -> bool:
+    return not await work.exists(seq, key)
 
 
 async def test_a_wake_up_exists_until_it_is_acknowledged(
@@ -88,12 +89,11 @@ async def test_a_wake_up_exists_until_it_is_acknowledged(
     await work.wake(account, key, 1)
     await eventually(lambda: woken)
     seq = woken[0].seq
-    assert await work.exists(seq)
     assert await work.exists(seq, key)
     assert not await work.exists(seq, SessionKey(account, "s2")), "numbered anew, it would be another's"
-    assert not await work.exists(seq + 1_000_000)
+    assert not await work.exists(seq + 1_000_000, key)
     await woken[0].ack()
-    await eventually(lambda: _gone(work, seq))
+    await eventually(lambda: _gone(work, seq, key))
 
 
 async def test_a_wake_up_that_is_not_stored_is_an_error(nats: Broker, key: SessionKey) -> None:

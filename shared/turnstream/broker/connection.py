@@ -22,6 +22,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error, SlowConsumerError
 from nats.js.api import Header
 
+from turnstream.broker.answers import NO_MESSAGE, Refusal, Stored, StreamInfo, check_stored, refused
 from turnstream.broker.clock import BrokerClock, parse_time
 from turnstream.broker.errors import BrokerClosed, BrokerDenied, BrokerError, BrokerFault, BrokerTimeout, NoResponders
 from turnstream.broker.shell import PING, Shell
@@ -142,11 +143,31 @@ class Broker:
         answer = await self.request(f"$JS.API.{operation}", payload, timeout=timeout)
         result = msgspec.json.decode(answer.data, type=dict[str, object])
         if error := result.get("error"):
-            fault = msgspec.convert(error, _Fault)
-            raise BrokerError(fault.code, fault.err_code, fault.description, operation=operation)
+            raise refused(msgspec.convert(error, Refusal), operation)
         if isinstance(stamp := result.get("ts"), str):
             self.clock.anchor(parse_time(stamp), asked)
         return result
+
+    async def store(self, subject: str, payload: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
+        """Publishes to a stream and returns when the message is stored. Raises as `api` does."""
+        check_stored(subject, (await self.request(subject, payload, headers)).data)
+
+    async def message(
+        self, stream: str, which: Mapping[str, object], timeout: float = REQUEST_TIMEOUT
+    ) -> Stored | None:
+        """The message that `which` names (`seq`, `last_by_subj`, `next_by_subj`), if the stream has one, by the word of
+        its leader: a replica may lag. Raises as `api` does."""
+        try:
+            answer = await self.api(f"STREAM.MSG.GET.{stream}", which, timeout=timeout)
+        except BrokerError as error:
+            if error.err_code == NO_MESSAGE:
+                return None
+            raise
+        return msgspec.convert(answer["message"], Stored)
+
+    async def stream(self, name: str, timeout: float = REQUEST_TIMEOUT) -> StreamInfo:
+        """How a stream stands. Raises as `api` does."""
+        return msgspec.convert(await self.api(f"STREAM.INFO.{name}", timeout=timeout), StreamInfo)
 
     def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Calls back after each reconnect: messages may have been lost. Returns what removes the callback."""
@@ -232,12 +253,6 @@ class Broker:
         while True:
             await asyncio.sleep(_RESYNC)
             await self._look_at_clock()
-
-
-class _Fault(msgspec.Struct):
-    code: int
-    err_code: int = 0
-    description: str = ""
 
 
 class _ServerTime(msgspec.Struct):

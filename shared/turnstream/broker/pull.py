@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-import msgspec
-
 from turnstream.broker.connection import Broker
 from turnstream.broker.declare import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ensure_consumer, ensure_stream
 from turnstream.broker.delivery import Delivery
@@ -128,8 +126,7 @@ class OrderedPull(Puller):
         return f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{name}"
 
     async def _check_end(self) -> None:
-        answer = await self._broker.api(f"STREAM.INFO.{self._stream}", timeout=_LOOK)
-        last = msgspec.convert(answer["state"], _State).last_seq
+        last = (await self._broker.stream(self._stream, _LOOK)).state.last_seq
         if last < self._after:
             raise StreamBehind(self._stream, self._after, last)
 
@@ -144,7 +141,3 @@ class OrderedPull(Puller):
                 log.warning("ordered consumer stays until it expires", reason=str(error))
         except BrokerFault:
             pass
-
-
-class _State(msgspec.Struct):
-    last_seq: int

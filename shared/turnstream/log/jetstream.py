@@ -1,6 +1,6 @@
 """The log on NATS JetStream: a session is one subject of the stream `SESSIONS`, an event one message on it.
 
-The only module that knows JetStream's error codes, and the only writer to a session's subject. Every append carries the
+The only module that knows what JetStream says of an append, and the only writer to a session's subject. Each carries the
 sequence it was decided on (`Nats-Expected-Last-Subject-Sequence`); there is no unguarded write. An answer that does not
 say clearly whether the event is stored (none at all, a lost race, a duplicate) is settled by asking the stream's leader
 what stands behind that sequence: our event's id there is success, another's is a `Conflict`, nothing is a reason to
@@ -11,7 +11,6 @@ Reads may be answered by a replica that lags; the guard, `at_least` and `last` m
 
 import asyncio
 import re
-from base64 import b64decode
 from collections.abc import AsyncIterator, Callable
 from functools import lru_cache
 from typing import Final
@@ -20,6 +19,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from turnstream import ids, subjects
+from turnstream.broker.answers import Refusal, Stored
 from turnstream.broker.connection import Broker
 from turnstream.broker.errors import BrokerClosed, BrokerError, BrokerFault, BrokerTimeout
 from turnstream.ids import SessionKey
@@ -46,9 +46,7 @@ WRONG_LAST_RACE: Final = 10164
 """The same, found while a replicated write was under way; names none."""
 IN_FLIGHT: Final = 10158
 """A message of this id is being stored."""
-NO_MESSAGE: Final = 10037
 
-_GET = f"STREAM.MSG.GET.{subjects.SESSIONS}"
 _DIRECT = f"$JS.API.DIRECT.GET.{subjects.SESSIONS}"
 _END, _NONE = "204", "404"
 _UNCLEAR = (WRONG_LAST, WRONG_LAST_RACE, IN_FLIGHT)
@@ -151,7 +149,7 @@ class JetStreamLog:
             found = await self._ask_leader(write.key, {"seq": earlier} if earlier else behind, tries.patience)
         except Unavailable:
             return None
-        if found is not None and found.subject == write.subject and found.id == write.id:
+        if found is not None and found.subject == write.subject and _id_of(found) == write.id:
             return found.seq
         if earlier:
             raise LogError(f"{write.key}: the id {write.id} belongs to another event, {earlier}")
@@ -160,20 +158,15 @@ class JetStreamLog:
             raise Conflict(write.key, write.expected, named)
         return None
 
-    async def _ask_leader(self, key: SessionKey, which: dict[str, object], timeout: float) -> "_Stored | None":
+    async def _ask_leader(self, key: SessionKey, which: dict[str, object], timeout: float) -> Stored | None:
         try:
-            answer = await self._broker.api(_GET, which, timeout=timeout)
-        except BrokerError as error:
-            if error.err_code == NO_MESSAGE:
-                return None
-            raise Unavailable(f"{key}: {error}") from error
-        except BrokerTimeout as error:
+            return await self._broker.message(subjects.SESSIONS, which, timeout)
+        except (BrokerError, BrokerTimeout) as error:
             raise Unavailable(f"{key}: {error}") from error
         except BrokerClosed as error:
             raise _closed(key) from error
         except BrokerFault as error:
             raise LogError(f"{key}: {error}") from error
-        return msgspec.convert(answer["message"], _Stored)
 
     async def _page(self, key: SessionKey, subject: str, after: int, count: int) -> tuple[list[Msg], int]:
         """The next messages, at most `count`, and how many there are behind them."""
@@ -231,11 +224,7 @@ class _Write(msgspec.Struct):
     expected: int
 
 
-class _Fault(msgspec.Struct):
-    code: int = 500
-    err_code: int = 0
-    description: str = ""
-
+class _Fault(Refusal):
     @property
     def last(self) -> int | None:
         """The session's last sequence, where the broker names it."""
@@ -249,21 +238,15 @@ class _Ack(msgspec.Struct):
     error: _Fault | None = None
 
 
-class _Stored(msgspec.Struct):
-    subject: str
-    seq: int
-    hdrs: str = ""
-
-    @property
-    def id(self) -> str:
-        for line in b64decode(self.hdrs).decode(errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name == codec.MESSAGE_ID:
-                return value.strip()
-        return ""
-
-
 _acks = msgspec.json.Decoder(_Ack)
+
+
+def _id_of(stored: Stored) -> str:
+    for line in stored.hdrs.decode(errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name == codec.MESSAGE_ID:
+            return value.strip()
+    return ""
 
 
 def _linked(key: SessionKey, messages: list[Msg], after: int) -> list[Recorded]:

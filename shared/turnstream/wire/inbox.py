@@ -21,7 +21,6 @@ from turnstream.broker.connection import Broker
 from turnstream.broker.errors import BrokerFault
 from turnstream.broker.pull import Delivery, Pull
 from turnstream.telemetry import get_logger
-from turnstream.wire.work import check_stored
 
 SLOTS = 256
 """Messages that one process holds at once."""
@@ -150,9 +149,7 @@ class Inbox:
         for name in KEEP:
             if name in letter.headers:
                 headers[f"ts-refused-{name.lower()}"] = letter.headers[name]
-        subject = subjects.refused(letter.account, letter.session)
-        answer = await self._broker.request(subject, letter.data, headers)
-        check_stored(subject, answer.data)
+        await self._broker.store(subjects.refused(letter.account, letter.session), letter.data, headers)
         if self._on_refused:
             self._on_refused()
 

@@ -10,7 +10,6 @@ from turnstream import subjects
 from turnstream.broker.connection import Broker
 from turnstream.ids import SessionKey
 from turnstream.session.events import Due
-from turnstream.wire.work import check_stored
 
 
 def parse_dues(header: str) -> list[Due]:
@@ -34,14 +33,12 @@ class Timers:
         `what` names it within the session: putting it again replaces it. One that is overdue goes off at once.
         Returns when the timer is stored. Raises `BrokerFault`.
         """
-        subject = subjects.timer(key, what)
         headers = {
             "Nats-Schedule": f"@at {_rfc3339(at_ms)}",
             "Nats-Schedule-Target": subjects.work(queue, key),
             subjects.CAUSE: str(seq),
         }
-        answer = await self._broker.request(subject, b"", headers)
-        check_stored(subject, answer.data)
+        await self._broker.store(subjects.timer(key, what), b"", headers)
 
     async def drop(self, key: SessionKey, what: str) -> None:
         """Takes the timer back, if it is still there. Raises `BrokerFault`."""
