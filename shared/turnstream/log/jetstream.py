@@ -1,10 +1,10 @@
 """The log on NATS JetStream: a session is one subject of the stream `SESSIONS`, an event one message on it.
 
-The only module that knows what JetStream says of an append, and the only writer to a session's subject. Each carries the
-sequence it was decided on (`Nats-Expected-Last-Subject-Sequence`); there is no unguarded write. An answer that does not
-say clearly whether the event is stored (none at all, a lost race, a duplicate) is settled by asking the stream's leader
-what stands behind that sequence: our event's id there is success, another's is a `Conflict`, nothing is a reason to
-publish the same guarded message again, which can be stored only once however often it is sent.
+The only module that knows what JetStream says of an append, and the only writer to a session's subject. Every append
+carries the sequence it was decided on (`Nats-Expected-Last-Subject-Sequence`); there is no unguarded write. An answer
+that does not say clearly whether the event is stored (none at all, a lost race, a duplicate) is settled by asking the
+stream's leader what stands behind that sequence: our event's id there is success, another's is a `Conflict`, nothing is
+a reason to publish the same guarded message again, which can be stored only once however often it is sent.
 
 Reads may be answered by a replica that lags; the guard, `at_least` and `last` make that harmless.
 """
