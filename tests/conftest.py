@@ -6,4 +6,5 @@ pytest_plugins = [
     "tests.support.providers",
     "tests.support.api",
     "tests.support.deployment",
+    "tests.support.production",
 ]

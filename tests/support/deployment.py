@@ -7,7 +7,7 @@ name alike); a test may kill whatever it likes: what is not there any more when 
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -96,9 +96,13 @@ class Service:
 class Deployment:
     """`speakers`: over HTTP to each API process, and over NATS."""
 
-    server: NatsServer
+    url: str
     services: dict[str, Service]
     database: str
+    server: NatsServer | None = None
+    """None: it stands somewhere else."""
+    credentials: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """User and password of the services."""
     apis: list[OverHttp] = dataclasses.field(default_factory=list)
     broker: Broker | None = None
 
@@ -120,7 +124,8 @@ class Deployment:
 
     async def heal(self) -> None:
         """Everything is there and takes work."""
-        await self.server.start()
+        if self.server:
+            await self.server.start()
         for service in self.services.values():
             if not service.running:
                 service.start()
@@ -130,7 +135,7 @@ class Deployment:
     async def entered(self) -> AsyncIterator["Deployment"]:
         """Connections of this event loop."""
         await self.heal()
-        self.broker = await connect(self.server.url)
+        self.broker = await connect(self.url, **self.credentials)
         self.apis = [OverHttp(url) for url in self.urls]
         try:
             yield self
@@ -159,7 +164,8 @@ class Deployment:
     def clean_up(self) -> None:
         for service in self.services.values():
             service.clean_up()
-        run_alone(self.server.stop())
+        if self.server:
+            run_alone(self.server.stop())
 
 
 async def _wait_for(database: Database, seq: int) -> None:
@@ -170,14 +176,20 @@ async def _wait_for(database: Database, seq: int) -> None:
 
 def plan(
     folder: Path,
-    server: NatsServer,
+    server: NatsServer | str,
     *names: str,
+    user: str = "",
+    password: str = "",
     environments: Mapping[str, Mapping[str, str]] | None = None,
     **settings: object,
 ) -> Deployment:
-    """A deployment, not started. A service's kind is its name up to the first hyphen."""
+    """A deployment, not started. A service's kind is its name up to the first hyphen. `server`: one that it starts and
+    stops, or the address of another."""
+    url = server if isinstance(server, str) else server.url
     common: dict[str, object] = {
-        "nats_url": server.url,
+        "nats_url": url,
+        "nats_user": user,
+        "nats_password": password,
         "data_dir": folder,
         "lease": LEASE,
         "sweep_every": 600,  # it would hide a wake-up that is lost
@@ -189,7 +201,13 @@ def plan(
         name: Service(name, folder, common | {"http_port": ports[name]} | settings, (environments or {}).get(name))
         for name in names
     }
-    return Deployment(server, services, Settings(data_dir=folder).database)
+    return Deployment(
+        url,
+        services,
+        Settings(data_dir=folder).database,
+        server=None if isinstance(server, str) else server,
+        credentials={"user": user, "password": password} if user else {},
+    )
 
 
 @pytest.fixture(scope="session")
@@ -207,24 +225,6 @@ async def deployment(standing: Deployment) -> AsyncIterator[Deployment]:
     """Two API processes, two runners and a projector, all of them there."""
     async with standing.entered():
         yield standing
-
-
-Deploy = Callable[..., Deployment]
-
-
-@pytest.fixture
-def deploy(tmp_path: Path, own_nats: NatsServer) -> Iterator[Deploy]:
-    """`deploy("api-1", "runner-1", lease=5)`: a deployment for one test alone, not started."""
-    made: list[Deployment] = []
-
-    def make(*names: str, **options: Any) -> Deployment:
-        made.append(plan(tmp_path, own_nats, *names, **options))
-        return made[-1]
-
-    yield make
-    for deployment in made:
-        for service in deployment.services.values():
-            service.clean_up()
 
 
 @pytest.fixture
