@@ -20,6 +20,7 @@ from turnstream.session.events import (
     ToolReturned,
     ToolStarted,
 )
+from turnstream.session.state import TERMINAL
 from turnstream.wire.live import Delta
 
 CONTENT_TYPE = "text/event-stream"
@@ -27,8 +28,6 @@ DELTA = "delta"
 """The type of a frame that holds a piece of what a model is saying."""
 CONTROL = ("posted", "caught-up", "reset", "overflow", "bye")
 """The other types of frames that are not events of the log."""
-TERMINAL = ("run.ended", "message.withdrawn")
-"""Events that end the run that they are about."""
 OPENING = b"retry: 1000\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -62,8 +61,7 @@ def event_frame(recorded: Recorded) -> Frame:
         case ModelReplied():
             run, step = data.run, data.step
         case MessagePosted():
-            routing = data.starts or data.queued
-            run = routing.run if routing else 0
+            run = data.routing.run if data.routing else 0
         case _:
             pass
     kind = recorded.event.type
@@ -113,6 +111,3 @@ class Filter(msgspec.Struct, frozen=True):
     def ends(self, frame: Frame) -> bool:
         """Whether nothing that this listener wants can follow."""
         return self.run != 0 and frame.run == self.run and frame.type in TERMINAL
-
-
-EVERYTHING = Filter()

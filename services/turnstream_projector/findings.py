@@ -115,7 +115,7 @@ class Checker:
                 assert_never(data)
 
     def _check_posted(self, session: Session, recorded: Recorded, data: MessagePosted) -> None:
-        routing = data.starts or data.queued
+        routing = data.routing
         if data.opens and session.exists:
             self.add("opened_twice", session.key, recorded.seq, "the session is open already")
         if routing is None:

@@ -14,9 +14,10 @@ NAME = re.compile(r"[a-z0-9-]{1,32}")
 """An account, an agent or a queue."""
 TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """A session or message id that a client gives."""
-VERSION = re.compile(r"[A-Za-z0-9_-]{1,32}")
 SESSION_MAX = 128
 """Longest session id: a child's is derived from its parent's and is longer than what a client may give."""
+DEFAULT_AGENT = "default"
+"""Who answers where neither the message nor the session names an agent."""
 CHILD = "--"
 """Separates a child session's id from its parent's; no client opens an id that holds it."""
 

@@ -11,6 +11,7 @@ from tests.support.views import LOG, Views, fresh, rows, rows_in_force
 from tests.support.waiting import eventually
 
 from turnstream.ids import SessionKey
+from turnstream.session.events import MessageWithdrawn, RunReleased
 from turnstream.session.state import Session, evolve
 from turnstream.views import generations, runs, sessions
 from turnstream.views.database import Checkpoint, Commits, Database, NotReady
@@ -53,6 +54,24 @@ def test_rows_say_of_status_and_runs_what_the_core_folds(seed: int) -> None:
         assert (shown and shown.n) == (active and active.n)
         assert (row.seq, row.last_run, row.last_end) == (fold.seq, fold.last_run, fold.last_end)
         assert (row.agent, row.policy, row.one_shot) == (fold.agent, fold.policy, fold.one_shot)
+
+
+async def test_rows_ignore_what_the_core_ignores(database: Database) -> None:
+    log = Log()
+    log.say("s1", "one", message="m1")
+    log.start("s1", 1)
+    again = log.events[-1].event.data
+    log.put("s1", RunReleased(run=1, attempt=1))
+    views = Views(database)
+    await views.show(log.events)
+    before = await runs.get(database, "default", "s1.1")
+    for strange in (again, RunReleased(run=1, attempt=1), MessageWithdrawn(message_id="m1", by="x", run=1)):
+        log.put("s1", strange)
+    await views.show(log.events)
+    assert (await runs.get(database, "default", "s1.1"))[0] == before[0]
+    session, _ = await sessions.get(database, log.key("s1"))
+    assert session and (session.active_run, session.status) == ("s1.1", "busy")
+    assert [(run.status, run.attempt) for run in log.sessions[log.key("s1")].runs] == [("queued", 1)]
 
 
 async def test_s52_a_batch_that_fails_leaves_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ from turnstream.agents.definition import Agent, AnyTool, define, faults_of
 from turnstream.agents.errors import AgentsError, Fault
 from turnstream.agents.models import lookup
 from turnstream.agents.tool import Tool
+from turnstream.ids import DEFAULT_AGENT
 from turnstream.settings import ModelSettings
 
-DEFAULT = "default"
 FILE_MAX = 1 << 20
 """Bytes of one definition."""
 FORMATS = (".toml", ".json")
@@ -123,9 +123,9 @@ class _Found:
         """The built-in tools give way to tools of the same name, as the built-in agent gives way to another."""
         self.tools = {tool.name: tool for tool in builtin.TOOLS} | self.tools
         names = [tool.name for tool in builtin.TOOLS]
-        default = Agent(name=DEFAULT, description="Answers where no agent is named.", model=model, tools=names)
-        self.agents.setdefault(DEFAULT, default)
-        self._source.setdefault(DEFAULT, "settings")
+        default = Agent(name=DEFAULT_AGENT, description="Answers where no agent is named.", model=model, tools=names)
+        self.agents.setdefault(DEFAULT_AGENT, default)
+        self._source.setdefault(DEFAULT_AGENT, "settings")
 
     def check(self, models: Mapping[str, ModelSettings]) -> None:
         """What only holds between definitions: that each tool and model is there."""

@@ -22,9 +22,6 @@ from turnstream.session.events import (
     ToolStarted,
 )
 
-DEFAULT_AGENT = "default"
-"""Who answers where neither the message nor the session names an agent."""
-
 RunFact = ModelReplied | ToolStarted | ToolReturned | RunReleased | RunEnded
 
 

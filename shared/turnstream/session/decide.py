@@ -17,7 +17,6 @@ from turnstream.session.commands import (
     OpenSession,
     PostMessage,
     RecordFact,
-    RunFact,
     StartRun,
     UpdateSession,
     WithdrawMessage,
@@ -327,6 +326,3 @@ def _no_edge(session: Session, run: Run, event: str) -> Rejected:
     name = session.key.run(run.n)
     state = f"{run.status}, cancel requested" if run.cancel else run.status
     return Rejected("invalid_transition", f"run {name} is {state}: no {event} now", run=name)
-
-
-__all__ = ["MAX_RECOVERIES", "TITLE_RANK", "Decision", "RunFact", "decide", "may_take_over"]

@@ -165,6 +165,15 @@ class MessagePosted(Data, frozen=True, kw_only=True):
     starts: Starts | None = None
     queued: Starts | None = None
 
+    @property
+    def routing(self) -> Starts | None:
+        """The run that it starts or waits for."""
+        return self.starts or self.queued
+
+    @property
+    def routed(self) -> Routed:
+        return "started" if self.starts else "queued" if self.queued else "none"
+
 
 class MessageWithdrawn(Data, frozen=True, kw_only=True):
     """A queued message is taken back. The run that it was queued for, `run`, ends with it: this is its terminal event,

@@ -15,8 +15,7 @@ from typing import assert_never
 
 import msgspec
 
-from turnstream.ids import SessionKey
-from turnstream.session.commands import DEFAULT_AGENT
+from turnstream.ids import DEFAULT_AGENT, SessionKey
 from turnstream.session.events import (
     Limits,
     MessagePosted,
@@ -44,7 +43,6 @@ from turnstream.session.events import (
 )
 from turnstream.session.recent import Recent
 
-FOLD_VERSION = 1
 REMEMBERED = 1000
 """How many idempotency keys, and how many message ids, a session remembers at least. The key that opened it is
 remembered for ever."""
@@ -69,6 +67,10 @@ EDGES: dict[RunStatus | None, dict[str, frozenset[RunStatus]]] = {
     "timed_out": {},
 }
 """status -> event -> what it may become. A status without edges is terminal."""
+TERMINAL = frozenset(
+    event for edges in EDGES.values() for event, statuses in edges.items() if any(not EDGES[to] for to in statuses)
+)
+"""Events that end the run that they are about."""
 
 
 def has_edge(status: RunStatus, event: str, to: RunStatus) -> bool:
@@ -277,7 +279,7 @@ def _opened(session: Session, opens: Opens) -> Session:
 def _posted(session: Session, recorded: Recorded, data: MessagePosted) -> Session:
     if data.opens:
         session = _opened(session, data.opens)
-    routing = data.starts or data.queued
+    routing = data.routing
     messages = session.messages.add(data.message_id, routing.run if routing else 0)
     if routing is None:
         return msgspec.structs.replace(session, messages=messages)
@@ -391,9 +393,8 @@ def _remember(session: Session, recorded: Recorded, key: str) -> Session:
     digest = recorded.event.body_digest
     match data:
         case MessagePosted():
-            routing = data.starts or data.queued
-            routed: Routed = "started" if data.starts else "queued" if data.queued else "none"
-            receipt = Receipt(recorded.seq, digest, data.message_id, routing.run if routing else 0, routed)
+            run = data.routing.run if data.routing else 0
+            receipt = Receipt(recorded.seq, digest, data.message_id, run, data.routed)
         case RunCancelRequested() | RunEnded():
             receipt = Receipt(recorded.seq, digest, run=data.run)
         case _:

@@ -97,7 +97,7 @@ class Batch:
         data = recorded.event.data
         if isinstance(data, MessagePosted):
             self.items[name, recorded.seq] = history.posted(recorded, data)
-            if routing := data.starts or data.queued:
+            if routing := data.routing:
                 run = f"{name}.{routing.run}"
                 self.runs[run] = runs.requested(recorded, data, routing)
                 self.changed[run] = recorded.event.key

@@ -96,7 +96,7 @@ class HistoryPage(msgspec.Struct, frozen=True):
 
 def posted(recorded: Recorded, data: MessagePosted) -> Message:
     """The item of a message."""
-    routing = data.starts or data.queued
+    routing = data.routing
     return Message(
         seq=recorded.seq,
         time=recorded.time,

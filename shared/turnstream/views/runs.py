@@ -204,7 +204,7 @@ def fold(row: Row, recorded: Recorded) -> Row:
     changes: dict[str, object] | None = None
     match data:
         case RunStarted():
-            if has_edge(row.status, "run.started", "running"):
+            if data.attempt > row.attempt and has_edge(row.status, "run.started", "running"):
                 changes = _started(row, data, now)
         case RunEnded():
             if has_edge(row.status, "run.ended", data.status):
@@ -219,7 +219,7 @@ def fold(row: Row, recorded: Recorded) -> Row:
             if row.attempt == data.attempt:
                 changes = {"open_calls": tuple(_begun(call, data.call_id, now) for call in row.open_calls)}
         case RunReleased():
-            if row.attempt == data.attempt:
+            if row.attempt == data.attempt and has_edge(row.status, "run.released", "queued"):
                 changes = {"status": "queued", "live_since": now, "starts": _over(row.starts, now)}
         case RunCancelRequested():
             changes = {"cancel": CancelRequest(by=data.by, reason=data.reason, at=now)}

@@ -16,8 +16,7 @@ from typing import Annotated, Literal, assert_never
 import msgspec
 from sqlalchemy import BigInteger, Column, Index, MetaData, Select, SmallInteger, Table, Text, select, tuple_
 
-from turnstream.ids import SessionKey, is_session
-from turnstream.session.commands import DEFAULT_AGENT
+from turnstream.ids import DEFAULT_AGENT, SessionKey, is_session
 from turnstream.session.events import (
     Fact,
     MessagePosted,
@@ -129,7 +128,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     def queued_for(self, message_id: str) -> Live | None:
         """The run that this message waits for, if it can still be withdrawn."""
         run = next((run for run in self.live if run.message_id == message_id), None)
-        return run if run and has_edge(run.status, "message.withdrawn", "cancelled") else None
+        withdraws = run and not run.attempt and has_edge(run.status, "message.withdrawn", "cancelled")
+        return run if withdraws else None
 
 
 NEW = Row()
@@ -153,7 +153,8 @@ def _changes(row: Row, data: Fact | Unknown) -> dict[str, object]:
         case MessagePosted():
             return _posted(row, data)
         case RunStarted():
-            if (run := row.find(data.run)) and has_edge(run.status, "run.started", "running"):
+            run = row.find(data.run)
+            if run and data.attempt > run.attempt and has_edge(run.status, "run.started", "running"):
                 return {"live": _with(row, Live(run.n, "running", data.attempt, run.message_id))}
         case RunEnded():
             if (run := row.find(data.run)) and has_edge(run.status, "run.ended", data.status):
@@ -168,7 +169,8 @@ def _changes(row: Row, data: Fact | Unknown) -> dict[str, object]:
             if run := row.queued_for(data.message_id):
                 return {"live": _without(row, run), "last_end": "cancelled"}
         case RunReleased():
-            if (run := row.find(data.run)) and run.attempt == data.attempt:
+            run = row.find(data.run)
+            if run and data.attempt == run.attempt and has_edge(run.status, "run.released", "queued"):
                 return {"live": _with(row, Live(run.n, "queued", run.attempt, run.message_id))}
         case _:
             assert_never(data)
@@ -180,7 +182,7 @@ def _posted(row: Row, data: MessagePosted) -> dict[str, object]:
     source = changes.get("title_source", row.title_source)
     if source == "derived" and not row.title and data.kind == "message":
         changes["title"] = _derived(data)
-    if routing := data.starts or data.queued:
+    if routing := data.routing:
         changes["live"] = _with(row, Live(routing.run, "queued", 0, data.message_id))
         changes["last_run"] = routing.run
     return changes
