@@ -152,6 +152,43 @@ async def test_a_fault_in_the_reader_does_not_leave_the_connection_deaf(broker: 
     assert await broker.api("INFO")
 
 
+@pytest.mark.parametrize(
+    "headers", [b"garbage", b"NATS/1.0", b"\r\n\r\n", b"NATS/1.0 \xff\xfe\xff x\r\n\r\n", b"NATS/1.0\r\n\r\n"]
+)
+async def test_headers_that_are_none_do_not_cost_the_connection(broker: Broker, headers: bytes):
+    heard: list[Msg] = []
+
+    async def hear(message: Msg) -> None:
+        heard.append(message)
+
+    await broker.subscribe("void", hear)
+    await broker.nc.flush()
+    broker.nc._transport.write(b"HPUB void %d %d\r\n%sbody\r\n" % (len(headers), len(headers) + 4, headers))
+    await broker.publish("void", b"the next")
+    await eventually(lambda: len(heard) == 2)
+    assert [message.data for message in heard] == [b"body", b"the next"]
+    assert broker.nc.stats["reconnects"] == 0
+
+
+@pytest.mark.parametrize("token", [b"a\x0bb", b"a\x0cb", b"\x0b", b"a\xffb", b"\xe2\x80\xa8", b"a" * 1500])
+async def test_a_subject_of_any_bytes_does_not_cost_the_connection(broker: Broker, token: bytes):
+    heard: list[Msg] = []
+
+    async def hear(message: Msg) -> None:
+        heard.append(message)
+
+    await broker.subscribe("void.*", hear)
+    await broker.nc.flush()
+    broker.nc._transport.write(b"PUB void.%s %s 4\r\nbody\r\n" % (token, token))
+    broker.nc._transport.write(b"HPUB void.%s 12 16\r\nNATS/1.0\r\n\r\nbody\r\n" % token)
+    await broker.publish("void.x", b"the next")
+    await eventually(lambda: len(heard) == 3)
+    assert [message.data for message in heard] == [b"body", b"body", b"the next"]
+    assert heard[0].subject == "void." + token.decode(errors="replace")
+    assert heard[0].reply == token.decode(errors="replace")
+    assert broker.nc.stats["reconnects"] == 0
+
+
 async def test_a_fault_while_reconnecting_does_not_end_it(broker: Broker, own_nats: NatsServer, monkeypatch):
     reconnects: list[int] = []
     broker.on_reconnect(lambda: reconnects.append(1))

@@ -17,8 +17,10 @@ from urllib.parse import urlsplit
 
 from faststream.nats import NatsBroker
 from nats.aio.client import Client, Srv
+from nats.aio.msg import Msg
 from nats.errors import Error, UnexpectedEOF
 
+from turnstream.broker.parser import SafeParser
 from turnstream.telemetry import get_logger
 
 RETRY: Final = 0.25
@@ -34,7 +36,11 @@ log = get_logger()
 
 
 class TenaciousClient(Client):
-    """A client that reconnects whatever happens, until it is closed."""
+    """A client that reconnects whatever happens, until it is closed. No message cuts it off, whatever is in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ps = SafeParser(self, self._process_msg)
 
     async def _process_err(self, err_msg: str) -> None:
         """Reports what the server says. If it means to end the connection it ends it, and that reconnects."""
@@ -51,6 +57,26 @@ class TenaciousClient(Client):
             if colon:
                 headers[name.strip()] = value.strip()
         return headers
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        """What is not built as headers says nothing: anybody may send it, and the server takes it."""
+        try:
+            return await super()._process_headers(headers)  # pyright: ignore[reportUnknownMemberType]
+        except (IndexError, UnicodeDecodeError):
+            return None
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        """A subject that is not UTF-8 names nothing of ours."""
+        return Msg(
+            _client=self,
+            subject=subject.decode(errors="replace"),
+            reply=reply.decode(errors="replace"),
+            data=data,
+            headers=headers,
+            _sid=sid,
+        )
 
     async def _process_op_err(self, e: Exception) -> None:
         """Says why the connection is given up, which nats-py does for some reasons only."""
