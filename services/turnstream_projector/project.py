@@ -12,13 +12,12 @@ from turnstream.broker.clock import BrokerClock
 from turnstream.broker.connection import Broker
 from turnstream.broker.errors import BrokerFault, StreamBehind
 from turnstream.broker.pull import Delivery
-from turnstream.log.base import Unreadable
-from turnstream.session.events import Recorded
 from turnstream.telemetry import get_logger, metrics
 from turnstream.views import generations
-from turnstream.views.database import Checkpoint, Database, ViewsError
+from turnstream.views.database import VERSION, Checkpoint, Database, ViewsError
 from turnstream.views.generations import Overtaken, Writer
 from turnstream_projector import reading
+from turnstream_projector.rebuild import rebuild
 
 STANDBY: Final = 1.0
 """Seconds without a move of the checkpoint after which a projector that stands by tries again."""
@@ -45,6 +44,7 @@ class Projector:
         self._database = database
         self._on_commit = on_commit
         self._failures = 0
+        self._generation = 0
         self.position = 0
 
     async def run(self, ready: Callable[[], None] | None = None) -> None:
@@ -52,18 +52,16 @@ class Projector:
 
         A database or broker that is away is waited for. Raises `AnotherLog`, `StreamBehind`.
         """
-        generation = 0
         while True:
             try:
                 at = await self._open()
-                generation = at.generation
                 if ready:
                     ready()
                     ready = None
                 await self._follow(Writer(self._database, at))
             except Overtaken as overtaken:
                 log.info("another projector is ahead; standing by", reason=str(overtaken))
-                await self._stand_by(generation)
+                await self._stand_by()
             except StreamBehind:
                 raise
             except (ViewsError, BrokerFault) as error:
@@ -72,8 +70,13 @@ class Projector:
     async def _open(self) -> Checkpoint:
         found = (await reading.extent(self._broker)).log
         at = await generations.prepare(self._database, found)
+        self._generation = at.generation
         if at.log != found:
             raise AnotherLog(at.log, found)
+        if at.version != VERSION:
+            log.warning("the views are of another release and are made anew", found=at.version, version=VERSION)
+            at = await rebuild(self._broker, self._database)
+            self._generation = at.generation
         self.position = at.position
         return at
 
@@ -87,7 +90,7 @@ class Projector:
 
     async def _apply(self, writer: Writer, deliveries: Sequence[Delivery]) -> None:
         last = deliveries[-1]
-        writing = asyncio.create_task(writer.apply(events_of(deliveries), last.seq))
+        writing = asyncio.create_task(writer.apply(reading.events_of(deliveries), last.seq))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:  # a batch that has begun is finished, and its connection given back
@@ -101,17 +104,17 @@ class Projector:
         metrics.projection_lag.set(last.pending)
         metrics.projection_seconds.set(age(self._broker.clock, last.time))
 
-    async def _stand_by(self, generation: int) -> None:
-        """Waits until the one in front has been still for a while. If the generation is another one now, a rebuild was
-        in front: that one is followed at once."""
-        before: Checkpoint | None = None
+    async def _stand_by(self) -> None:
+        """Waits until the one in front has been still for a while, be it a projector or a rebuild. A generation that a
+        rebuild has put in force is followed at once."""
+        before: list[Checkpoint] = []
         while True:
             try:
-                now = await self._database.checkpoint()
+                now = await generations.checkpoints(self._database)
             except ViewsError as error:
                 await self._wait(error)
                 continue
-            if now == before or now.generation != generation:
+            if now == before or self._generation not in [at.generation for at in now]:
                 return
             before = now
             await asyncio.sleep(STANDBY)
@@ -121,18 +124,6 @@ class Projector:
         self._failures += 1
         log.warning("the projector cannot go on now", error=str(error), position=self.position, retry_in=pause)
         await asyncio.sleep(pause)
-
-
-def events_of(deliveries: Sequence[Delivery]) -> list[Recorded]:
-    """The events of these messages. What cannot be read is passed over: one bad message must not stop every view.
-    `fsck` names it."""
-    events: list[Recorded] = []
-    for delivery in deliveries:
-        try:
-            events.append(reading.read(delivery))
-        except Unreadable as error:
-            log.error("an event cannot be read and is passed over", seq=delivery.seq, error=str(error))
-    return events
 
 
 def age(clock: BrokerClock, millis: int) -> float:

@@ -1,5 +1,6 @@
 """The whole log as events, for projector, rebuild and fsck."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -11,9 +12,12 @@ from turnstream.log import codec
 from turnstream.log.base import Unreadable
 from turnstream.log.messages import EXPECTED, UNGUARDED
 from turnstream.session.events import Recorded
+from turnstream.telemetry import get_logger
 
 BATCH: Final = 2048
 """Events that are asked for at once; twice as many may be waiting."""
+
+log = get_logger()
 
 
 class Extent(msgspec.Struct, frozen=True):
@@ -47,3 +51,15 @@ def read(delivery: Delivery) -> Recorded:
     if not delivery.subject.endswith(f".{key.account}.{key.session}"):
         raise Unreadable(delivery.seq, f"an event of {key} lies on {delivery.subject}")
     return recorded
+
+
+def events_of(deliveries: Sequence[Delivery]) -> list[Recorded]:
+    """The events of these messages. What cannot be read is passed over: one bad message must not stop every view.
+    `fsck` names it."""
+    events: list[Recorded] = []
+    for delivery in deliveries:
+        try:
+            events.append(read(delivery))
+        except Unreadable as error:
+            log.error("an event cannot be read and is passed over", seq=delivery.seq, error=str(error))
+    return events

@@ -15,7 +15,6 @@ from turnstream.views import generations
 from turnstream.views.database import Checkpoint, Database
 from turnstream.views.generations import Overtaken, Writer
 from turnstream_projector import reading
-from turnstream_projector.project import events_of
 
 _BREATH: Final = 0.01
 """Seconds between two batches, so that the live projector gets at SQLite's one write lock."""
@@ -63,7 +62,7 @@ async def _build(
     try:
         async for deliveries in pull:
             last = deliveries[-1]
-            await writer.apply(events_of(deliveries), last.seq)
+            await writer.apply(reading.events_of(deliveries), last.seq)
             events += len(deliveries)
             if on_progress:
                 on_progress(Progress(last.seq, max(extent.last, last.seq + last.pending), events))

@@ -20,9 +20,9 @@ from turnstream.broker.errors import StreamBehind
 from turnstream.broker.server import NatsServer
 from turnstream.session.events import Recorded
 from turnstream.views import generations, sessions
-from turnstream.views.database import Database
+from turnstream.views.database import Database, NotReady
 from turnstream_projector import reading
-from turnstream_projector.project import AnotherLog, Projector, events_of
+from turnstream_projector.project import AnotherLog, Projector
 from turnstream_projector.rebuild import Progress, rebuild
 
 
@@ -60,7 +60,7 @@ async def stored(broker: Broker) -> list[Recorded]:
     events: list[Recorded] = []
     pull = reading.follow(broker, 0)
     async for deliveries in pull:
-        events += events_of(deliveries)
+        events += reading.events_of(deliveries)
         if deliveries[-1].seq >= last:
             break
     await pull.close()
@@ -134,6 +134,7 @@ async def test_s52_a_projector_that_stands_by_takes_over(
     assert await database.wait_for(900, 30)
     second.thaw()  # in whatever it was
     await shows(broker, database, events)
+    assert [await second.stop(), await third.stop()] == [0, 0]
 
 
 async def test_s52_a_rebuild_while_writes_and_reads_go_on(broker: Broker, database: Database) -> None:
@@ -282,3 +283,19 @@ async def test_a_database_that_goes_away_is_waited_for(broker: Broker, database:
         await publish(broker, events[900:])
         await shows(broker, other, events)
     await other.close()
+
+
+async def test_views_of_another_release_are_made_anew(broker: Broker, database: Database) -> None:
+    events = turns(300)
+    await publish(broker, events[:600])
+    async with projecting(broker, database):
+        await shows(broker, database, events[:600])
+        before = await database.checkpoint()
+    async with database.transaction() as connection:
+        await connection.execute(text("UPDATE checkpoint SET version = 0"))
+    with pytest.raises(NotReady, match="another release"):
+        await sessions.list_page(database, "default")
+    await publish(broker, events[600:])
+    async with projecting(broker, database), projecting(broker, database):
+        await shows(broker, database, events)
+    assert (await database.checkpoint()).generation > before.generation

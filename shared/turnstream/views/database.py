@@ -6,7 +6,7 @@ generations is `generations.py`; a process that only reads never writes here, no
 
     ViewsError
      ├─ Unavailable   the database does not answer
-     ├─ NotReady      no projector has made the views yet
+     ├─ NotReady      no projector of this release has made the views yet
      └─ Gone          the generation has been dropped
 """
 
@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import heapq
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
@@ -36,6 +37,9 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from turnstream.views.rows import text
 
+VERSION: Final = 1
+"""Counts up whenever a table or a fold changes: views of another version are made anew by the projector."""
+
 META = MetaData()
 CHECKPOINT = Table(
     "checkpoint",
@@ -43,8 +47,9 @@ CHECKPOINT = Table(
     Column("generation", Integer, primary_key=True, autoincrement=False),
     Column("position", BigInteger, nullable=False),
     Column("log", text(), nullable=False),
+    Column("version", Integer, nullable=False),
 )
-"""A generation, the sequence of the last event in its rows, and which log that is a sequence of."""
+"""A generation, the sequence of the last event in its rows, which log that is a sequence of, what folded it."""
 ACTIVE = Table(
     "active",
     META,
@@ -53,9 +58,7 @@ ACTIVE = Table(
 )
 """One row: the generation in force."""
 
-IN_FORCE = select(CHECKPOINT.c.generation, CHECKPOINT.c.position, CHECKPOINT.c.log).join(
-    ACTIVE, ACTIVE.c.generation == CHECKPOINT.c.generation
-)
+IN_FORCE = select(CHECKPOINT).join(ACTIVE, ACTIVE.c.generation == CHECKPOINT.c.generation)
 
 _FIRST_POLL: Final = 0.003
 _LAST_POLL: Final = 0.05
@@ -78,7 +81,7 @@ class Unavailable(ViewsError):
 
 
 class NotReady(ViewsError):
-    """No projector has made the views in this database yet."""
+    """No projector of this release has made the views in this database yet."""
 
 
 class Gone(ViewsError):
@@ -86,11 +89,12 @@ class Gone(ViewsError):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """`log` tells one log from another: sequences of different logs do not compare."""
+    """`log` tells one log from another: sequences of different logs do not compare. `version`: see `VERSION`."""
 
     generation: int
     position: int
     log: str
+    version: int = VERSION
 
 
 class Commits:
@@ -139,6 +143,12 @@ class Database:
     @property
     def is_sqlite(self) -> bool:
         return self.engine.dialect.name == "sqlite"
+
+    def make_folder(self) -> None:
+        """Makes the folder of SQLite's file, if there is a file."""
+        file = self.engine.url.database
+        if self.is_sqlite and file and file != ":memory:":
+            Path(file).parent.mkdir(parents=True, exist_ok=True)
 
     async def close(self) -> None:
         if self._deaf:
@@ -256,6 +266,8 @@ async def checkpoint_of(connection: AsyncConnection) -> Checkpoint:
         row = None
     if row is None:
         raise NotReady("there are no views in this database yet: a projector makes them")
+    if row.version != VERSION:
+        raise NotReady("the views are of another release: a projector makes them anew")
     return Checkpoint(row.generation, row.position, row.log)
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.schema import DropTable
 from turnstream.session.events import Recorded
 from turnstream.views import history, runs, sessions, steps
 from turnstream.views.batch import Batch, Cache
-from turnstream.views.database import ACTIVE, CHECKPOINT, IN_FORCE, META, Checkpoint, Database, Gone
+from turnstream.views.database import ACTIVE, CHECKPOINT, IN_FORCE, META, VERSION, Checkpoint, Database, Gone
 from turnstream.views.rows import bodies, upsert
 
 _TABLE = re.compile(r"(?:sessions|moves|runs|history|steps)_([0-9]+)")
@@ -38,12 +38,13 @@ def tables(generation: int) -> tuple[Table, ...]:
 async def prepare(db: Database, log: str) -> Checkpoint:
     """Makes the first generation where there is none; answers with the one in force. `log` names the log it is made
     of."""
+    db.make_folder()
     async with db.transaction() as connection:
         await _lock(connection)
         await connection.run_sync(META.create_all)
         row = (await connection.execute(IN_FORCE)).one_or_none()
         if row is not None:
-            return Checkpoint(row.generation, row.position, row.log)
+            return Checkpoint(row.generation, row.position, row.log, row.version)
         first = await _create(connection, await _next_number(connection), log)
         await connection.execute(delete(ACTIVE))
         await connection.execute(insert(ACTIVE).values(id=1, generation=first.generation))
@@ -71,11 +72,19 @@ async def flip(db: Database, to: Checkpoint) -> bool:
         next_one, current = known.get(to.generation), known.get(await _in_force(connection))
         if next_one is None:
             raise Overtaken(f"generation {to.generation} is gone: another rebuild has begun")
-        if current and current.log == next_one.log and current.position > next_one.position:
+        comparable = current and (current.log, current.version) == (next_one.log, next_one.version)
+        if current and comparable and current.position > next_one.position:
             return False
         await connection.execute(update(ACTIVE).values(generation=to.generation))
         await connection.execute(delete(CHECKPOINT).where(CHECKPOINT.c.generation != to.generation))
         return True
+
+
+async def checkpoints(db: Database) -> list[Checkpoint]:
+    """Every generation that is not dead: the one in force, and one that a rebuild makes."""
+    async with db.connection() as connection:
+        rows = await connection.execute(select(CHECKPOINT).order_by(CHECKPOINT.c.generation))
+        return [Checkpoint(*row) for row in rows]
 
 
 async def drop_dead(db: Database) -> None:
@@ -178,7 +187,7 @@ async def _next_number(connection: AsyncConnection) -> int:
 async def _create(connection: AsyncConnection, generation: int, log: str) -> Checkpoint:
     for table in tables(generation):
         await connection.run_sync(table.create)
-    await connection.execute(insert(CHECKPOINT).values(generation=generation, position=0, log=log))
+    await connection.execute(insert(CHECKPOINT).values(generation=generation, position=0, log=log, version=VERSION))
     return Checkpoint(generation, 0, log)
 
 
