@@ -17,7 +17,7 @@ from turnstream.session.state import Session
 from turnstream.views import history as history_view
 from turnstream.views import sessions as view
 from turnstream_api import checks
-from turnstream_api.api import Answer, Api, Caller, Stream
+from turnstream_api.api import Answer, Api, Caller, Stream, written
 from turnstream_api.checks import AgentName, Cursor, ExpectedSeq, Limit, Metadata, Policy, Seq, SessionId, TitleText
 from turnstream_api.errors import Problem
 from turnstream_api.frames import DELTA, Filter
@@ -66,16 +66,11 @@ async def open_session(api: Api, caller: Caller, request: OpenSession) -> Answer
     handled = await api.sessions.handle(
         key, OpenCommand(origin=origin, opens=opens, given=frozenset(given)), fresh=fresh
     )
-    recorded, receipt = handled.recorded, handled.session.receipt(origin.idempotency_key)
-    seq = recorded.seq if recorded else receipt.seq if receipt else handled.session.seq
-    opening = handled.session.opening
-    created = recorded.previous == 0 if recorded else opening is not None and opening[1] is receipt
-    return Answer(
-        body=Opened(session=key.session, created=created, seq=seq),
-        status=201 if created and recorded else 200,
-        seq=seq,
-        replayed=recorded is None and receipt is not None,
-    )
+    seq, replayed = written(handled, origin)
+    recorded, opening = handled.recorded, handled.session.opening
+    created = recorded.previous == 0 if recorded else replayed and opening is not None and opening[1].seq == seq
+    answer = Opened(session=key.session, created=created, seq=seq)
+    return Answer(body=answer, status=201 if created and recorded else 200, seq=seq, replayed=replayed)
 
 
 class UpdateSession(Request, frozen=True, kw_only=True):
@@ -107,9 +102,7 @@ async def update_session(api: Api, caller: Caller, request: UpdateSession) -> An
         policy=checks.policy(request.policy),
     )
     handled = await api.sessions.handle(key, command)
-    receipt = handled.session.receipt(origin.idempotency_key)
-    seq = handled.recorded.seq if handled.recorded else receipt.seq if receipt else handled.session.seq
-    replayed = handled.recorded is None and receipt is not None
+    seq, replayed = written(handled, origin)
     return Answer(body=Updated(session=key.session, seq=seq), seq=seq, replayed=replayed)
 
 
@@ -122,7 +115,9 @@ class ListSessions(Read, frozen=True, kw_only=True):
 
 
 async def list_sessions(api: Api, caller: Caller, request: ListSessions) -> Answer:
-    """The account's sessions, the one that changed last first. `next` continues the list."""
+    """The account's sessions, by (updated_at, id), both descending. `next` continues the list. A list is as of its first
+    page: each session that was there then comes once, in the order of then, wherever it has moved since, and is shown as
+    it is now."""
     await checks.shown(api, request.after)
     page = await view.list_page(
         api.views,
