@@ -23,7 +23,7 @@ from turnstream.log.handle import Sessions
 from turnstream.log.jetstream import JetStreamLog
 from turnstream.session.events import Spec
 from turnstream.settings import Settings
-from turnstream.telemetry import metrics
+from turnstream.telemetry import get_logger, metrics
 from turnstream.views.database import Commits, Database
 from turnstream.wire.inbox import Inbox
 from turnstream.wire.live import Live
@@ -35,6 +35,8 @@ from turnstream_api.inbox import Postbox
 from turnstream_api.keys import Keys
 from turnstream_api.openapi import asyncapi, openapi
 from turnstream_api.pages import pages
+
+log = get_logger()
 
 SESSIONS_MAX = 20_000
 """Folds that one process keeps."""
@@ -139,8 +141,11 @@ async def _work(
                 asyncio.create_task(server.serve(sockets=[listening]), name="http"),
             ]
             await _first(stopped, asyncio.create_task(server.wait_started()), *parts)
-            if ready and not stopped.done():
-                ready()
+            if not stopped.done():
+                host, port = listening.getsockname()[:2]
+                log.info("listening", host=host, port=port)
+                if ready:
+                    ready()
             await _first(stopped, *parts)
     finally:
         stopped.cancel()

@@ -112,6 +112,7 @@ def convert(operation: Operation, fields: Mapping[str, object]) -> Request:
 
 
 _WHERE = re.compile(r"(?s)(.*) - at `\$(?:\.?)(.*)`")
+_CHOICE = re.compile(r"Invalid enum value .*")
 _NAMED = re.compile(r"(unknown|missing required) field `([^`]*)`")
 
 
@@ -122,6 +123,8 @@ def misfit(operation: Operation, message: str) -> Problem:
         message, where = match.groups()
     named = _NAMED.search(message)
     field = ".".join(filter(None, (where, named[2] if named else "")))
+    if _CHOICE.fullmatch(message) and (choices := get_args(operation.fields.get(field))):
+        message = f"{message}: it is one of {', '.join(map(str, choices))}"
     if field in operation.in_path:
         return Problem("not_found", f"no such {field}")
     if field in operation.cursors:

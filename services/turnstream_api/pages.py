@@ -3,7 +3,7 @@
 /healthz        this process runs
 /readyz         it can do its work: the broker answers, the API keys are known
 /metrics        for Prometheus
-/openapi.json  /docs  /asyncapi.json
+/openapi.json  /docs  /asyncapi.json; the docs are also what a bare address shows
 """
 
 from collections.abc import Awaitable, Callable
@@ -75,7 +75,7 @@ def pages(api: Api, keys: Keys, metrics: Metrics, documents: dict[str, bytes]) -
     async def docs() -> Made:
         return 200, HTML, _DOCS.read_bytes()
 
-    found = {"/healthz": healthz, "/readyz": readyz, "/metrics": shown, "/docs": docs}
+    found = {"/": docs, "/docs": docs, "/healthz": healthz, "/readyz": readyz, "/metrics": shown}
     for path, document in documents.items():
         found[path] = _fixed(document)
     return {path: Page(api, make) for path, make in found.items()}

@@ -202,6 +202,12 @@ async def test_queries_that_do_not_fit_are_named(
     assert (answer.status_code, problem["code"], problem["field"]) == (status, code, field), problem
 
 
+async def test_a_wrong_choice_is_told_the_right_ones(api: Running) -> None:
+    answer = await api.http.get("/v1/sessions?status=happy")
+    told = answer.json()["detail"].rpartition("it is one of ")[2]
+    assert set(told.split(", ")) == {"idle", "busy", "error"}
+
+
 # --- runs ---------------------------------------------------------------------------------------------------------
 
 
@@ -326,6 +332,7 @@ async def test_pages(viewed: Running) -> None:
     docs = await viewed.http.get("/docs")
     assert docs.headers["content-type"].startswith("text/html")
     assert "http://" not in docs.text and "https://" not in docs.text  # nothing is fetched from elsewhere
+    assert (await viewed.http.get("/")).text == docs.text
     document = await get(viewed, "/openapi.json")
     assert document["openapi"] == "3.1.0" and "/v1/sessions/{session}/messages" in document["paths"]
     assert (await get(viewed, "/asyncapi.json"))["asyncapi"] == "3.0.0"
