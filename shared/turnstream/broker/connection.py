@@ -30,6 +30,8 @@ from turnstream.subjects import Stream
 from turnstream.telemetry import get_logger, metrics
 
 REQUEST_TIMEOUT: Final = 5.0
+_PATIENCE: Final = 3.0
+"""Seconds without a server before it is said that we wait for one."""
 _RESYNC: Final = 60.0
 """Seconds between two looks at the broker's clock; a host's monotonic clock drifts by milliseconds in that time."""
 
@@ -81,8 +83,12 @@ class Broker:
         """
         shell = Shell(url, name=name, user=user, password=password, creds=creds, ping=ping)
         try:
-            async with asyncio.timeout(timeout):
-                nc = await shell.connect()
+            waiting = asyncio.get_running_loop().call_later(_PATIENCE, _say_waiting, shell)
+            try:
+                async with asyncio.timeout(timeout):
+                    nc = await shell.connect()
+            finally:
+                waiting.cancel()
         except TimeoutError:
             raise BrokerTimeout(shell.address, f"no server answers: {shell.trouble or 'unreachable'}") from None
         except Error as error:
@@ -276,3 +282,7 @@ def _register(registry: dict[object, _Callback], callback: _Callback) -> Callabl
         registry.pop(token, None)
 
     return remove
+
+
+def _say_waiting(shell: Shell) -> None:
+    log.warning("no NATS server answers yet; trying on", address=shell.address, reason=shell.trouble or "unreachable")
