@@ -13,7 +13,6 @@ from cyclopts import Parameter
 
 from turnstream_cli.exits import CommandError, Exit
 
-DEFAULT_URL = "http://127.0.0.1:8080"
 SILENCE = 60.0
 """Seconds without a byte, keep-alives included, after which a stream counts as dead."""
 _TRIES = 6
@@ -26,7 +25,7 @@ class Connect:
     """Where Turnstream is, and who asks."""
 
     url: Annotated[str | None, Parameter(env_var="TURNSTREAM_URL")] = None
-    """Address of the API; default: the `turnstream dev` that runs on this data directory, else http://127.0.0.1:8080."""
+    """Address of the API; default: the `turnstream dev` on this data directory, else the API's port (8080) here."""
     key: Annotated[str | None, Parameter(env_var="TURNSTREAM_API_KEY")] = None
     """API key; needed where keys exist."""
 
@@ -106,8 +105,9 @@ class Client:
 
 @asynccontextmanager
 async def connected(connect: Connect, *, timeout: float = 30.0) -> AsyncGenerator[Client]:
-    """A client for the given address, else the one of the `turnstream dev` on this data directory, else the default."""
-    url = (connect.url or _running() or DEFAULT_URL).rstrip("/")
+    """A client for the given address, else the one of the `turnstream dev` on this data directory, else the port that
+    the settings name on this machine."""
+    url = (connect.url or _here()).rstrip("/")
     if not url.startswith(("http://", "https://")):
         raise CommandError(f"--url must start with http:// or https://, not {url!r}", Exit.USAGE)
     headers = {"Authorization": f"Bearer {connect.key}"} if connect.key else {}
@@ -117,15 +117,16 @@ async def connected(connect: Connect, *, timeout: float = 30.0) -> AsyncGenerato
         yield Client(http)
 
 
-def _running() -> str | None:
-    from turnstream.settings import SettingsError, load
+def _here() -> str:
+    from turnstream.settings import Settings, SettingsError, load
     from turnstream_cli.place import read_addresses
 
     try:
-        addresses = read_addresses(load().data_dir)
+        settings = load()
     except SettingsError:  # a client needs none of them
-        return None
-    return addresses.http if addresses else None
+        settings = Settings.model_construct()
+    addresses = read_addresses(settings.data_dir)
+    return addresses.http if addresses else f"http://127.0.0.1:{settings.http_port or 8080}"
 
 
 def _plain(value: object) -> str:

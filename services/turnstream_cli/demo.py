@@ -100,6 +100,8 @@ async def _play(settings: Settings, stop: asyncio.Event, stay: bool) -> list[str
                         )
                         print_addresses(console, settings, addresses)
                         await stop.wait()
+                    elif not tour.broken:
+                        console.print(f"\nEvery promise was kept. Next: {_turnstream()} dev", markup=False)
                     return tour.broken
 
 

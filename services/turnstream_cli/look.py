@@ -12,6 +12,11 @@ from turnstream_cli.exits import CommandError, Exit
 from turnstream_cli.talk import checked
 
 PAGE = 200
+_CANCELLED = {
+    "requested": "cancel asked for",
+    "cancelled": "cancelled",
+    "ended": "had ended before; nothing has changed",
+}
 
 runs = App(name="runs", help="List, show and cancel runs.")
 
@@ -146,7 +151,7 @@ async def runs_cancel(run: str, *, reason: str = "", json: bool = False, connect
     """
     async with connected(connect) as client:
         answer = await client.post(f"/v1/runs/{_run(run)}/cancel", {"reason": reason} if reason else {})
-    show.print_json(answer) if json else print(f"{run}: {answer.get('status', 'cancel asked for')}")
+    show.print_json(answer) if json else print(f"{run}: {_CANCELLED.get(answer['state'], answer['state'])}")
 
 
 async def steps(run: str, *, json: bool = False, connect: Connect = HERE) -> None:

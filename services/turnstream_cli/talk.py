@@ -156,7 +156,7 @@ async def _ended_before(client: Client, run_id: str, after: int) -> Exit | None:
 def checked(session: str) -> str:
     """The id, if it can be one: it becomes part of an address. Raises `CommandError`."""
     if not _PATH_SAFE.fullmatch(session):
-        raise CommandError(f"{session!r} is no session's id: letters, digits, _ and -, at most 128", Exit.USAGE)
+        raise CommandError(f"{session!r} is no session's id: letters, digits, _ and -, at most 64", Exit.USAGE)
     return session
 
 

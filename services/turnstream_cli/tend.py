@@ -1,7 +1,8 @@
 """`config`, `keys`, `rebuild`, `fsck`: for whoever runs Turnstream. They work on broker and database themselves.
 
 Where the settings name no NATS server they use that of the `turnstream dev` on the data directory; if none is running,
-they start the embedded server for as long as they need it.
+they start the embedded server on it for as long as they need it. A directory without a log is refused: it is more
+likely the wrong one than an empty one that somebody asks about.
 """
 
 import os
@@ -43,10 +44,17 @@ def config(*, json: bool = False) -> None:
             show.print_json(row._asdict())
         return
     out = show.console()
-    cells = [(row.name, row.value, row.origin, row.description) for row in rows]
+    cells = [(row.name, _written(row.value), row.origin, row.description) for row in rows]
     show.table(out, ("setting", "value", "from", "what"), cells, empty="")
     for name in settings_file.unknown(os.environ):
         out.print(f"{name} names no setting and is not used", style="yellow", markup=False)
+
+
+def _written(value: object) -> object:
+    """The value as the environment would say it."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return None if value == {} else value
 
 
 async def rebuild(*, json: bool = False) -> None:
@@ -203,11 +211,17 @@ async def keys_revoke(account: str, key: str) -> None:
 
 @asynccontextmanager
 async def place(settings: Settings) -> AsyncGenerator[Settings, None]:
-    """The settings with a NATS server in them (see the module)."""
+    """The settings with a NATS server in them (see the module). Raises `CommandError`."""
     if settings.nats_url:
         yield settings
     elif addresses := read_addresses(settings.data_dir):
         yield settings.model_copy(update={"nats_url": addresses.nats})
+    elif not (settings.data_dir / "nats").is_dir():
+        raise CommandError(
+            f"there is no Turnstream's data in {settings.data_dir.absolute()}: call this where it is, or name it with "
+            "TURNSTREAM_DATA_DIR, or its server with TURNSTREAM_NATS_URL",
+            Exit.USAGE,
+        )
     else:
         with held(settings.data_dir):
             async with embedded(settings.model_copy(update={"nats_port": 0})) as effective:

@@ -108,6 +108,7 @@ async def test_a_conversation_from_the_command_line(home: Home) -> None:
     assert "run_active, run: s1.3" in refused.err
     await home.run("runs", "cancel", "s1.3", "--reason", "enough")
     await home.run("tail", "s1.3", expect=1)
+    assert "had ended before" in (await home.run("runs", "cancel", "s1.3")).out
 
     runs = [json.loads(line) for line in (await home.run("runs", "--session", "s1", "--json")).out.splitlines()]
     assert [(run["id"], run["status"]) for run in runs] == [
@@ -208,6 +209,8 @@ async def test_wrong_use_is_one_clear_line(home: Home) -> None:
         (("sessions", "--url", "localhost:8080"), 2, "must start with http"),
         (("runs", "show", "s1"), 2, "no run's id"),
         (("tail", "a/../b"), 2, "no session's id"),
+        (("fsck",), 2, "no Turnstream's data in"),
+        (("keys", "add", "default"), 2, "no Turnstream's data in"),
     ):
         answer = await home.run(*arguments, expect=code)
         assert complaint in answer.err
@@ -216,6 +219,8 @@ async def test_wrong_use_is_one_clear_line(home: Home) -> None:
     assert setting.err.startswith("turnstream: http_port: ")
     rows = [json.loads(line) for line in (await home.run("config", "--json", TURNSTREAM_LEASE="7")).out.splitlines()]
     assert [row["origin"] for row in rows if row["name"] == "lease"] == ["$TURNSTREAM_LEASE"]
+    away = await home.run("sessions", expect=3, TURNSTREAM_HTTP_PORT="1")
+    assert "no Turnstream answers at http://127.0.0.1:1: " in away.err
     assert not home.folder.exists()
 
 
