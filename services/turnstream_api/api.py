@@ -11,7 +11,7 @@ from turnstream import ids, subjects
 from turnstream.broker.connection import Broker
 from turnstream.ids import SessionKey
 from turnstream.log.base import Log
-from turnstream.log.handle import Sessions
+from turnstream.log.handle import Handled, Sessions
 from turnstream.session.commands import Origin
 from turnstream.session.events import Spec
 from turnstream.settings import Settings
@@ -58,6 +58,15 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     first: bytes = b""
     over: bool = False
     """Nothing can follow `first`."""
+
+
+def written(handled: Handled, origin: Origin) -> tuple[int, bool]:
+    """The sequence that a write answers with: of the event that it stored, else (True) of the one that an equal request
+    stored before, else the session's last."""
+    if handled.recorded:
+        return handled.recorded.seq, False
+    receipt = handled.session.receipt(origin.idempotency_key)
+    return (receipt.seq, True) if receipt else (handled.session.seq, False)
 
 
 class Api:

@@ -62,7 +62,7 @@ class Postbox:
         )
         key = SessionKey(letter.account, letter.session)
         request = msgspec.structs.replace(request, wait=0.0)
-        await messages.say(self._api, caller, key, request, opens if ids.may_open(letter.session) else None)
+        await messages.post(self._api, caller, key, request, opens if ids.may_open(letter.session) else None)
 
 
 def _fields(data: bytes) -> dict[str, object]:

@@ -9,13 +9,7 @@ import msgspec
 
 from turnstream.ids import SessionKey
 from turnstream.session.commands import PostMessage as PostCommand
-from turnstream.session.events import (
-    MessagePosted,
-    Opens,
-    Part,
-    Recorded,
-    Routed,
-)
+from turnstream.session.events import MessagePosted, Opens, Part, Recorded, Routed
 from turnstream.session.state import Session
 from turnstream_api import checks
 from turnstream_api.api import Answer, Api, Caller, Stream
@@ -61,61 +55,26 @@ class Posted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 async def post_message(api: Api, caller: Caller, request: PostMessage) -> Answer | Stream:
     """Says something in a session. By the session's state and policy it starts a run, waits for its turn, or is
     refused."""
-    return await say(api, caller, checks.session_key(caller, request.session), request, None)
-
-
-async def say(api: Api, caller: Caller, key: SessionKey, request: PostMessage, opens: Opens | None) -> Answer | Stream:
-    """The same for whoever may open the session by it: `opens` says how."""
-    message = Message(
-        operation="post_message",
-        content=request.content,
-        message_id=request.message_id,
-        kind=request.kind,
-        author=request.author,
-        agent=request.agent,
-        model=request.model,
-        on_busy=request.on_busy,
-        expected_seq=request.expected_seq,
-        wait=request.wait,
-    )
-    body = msgspec.structs.replace(request, wait=0.0, expected_seq=None)
-    return await post(api, caller, key, message, opens, body=body)
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """What every way of posting has in common."""
-
-    operation: str
-    content: str | list[TextPart]
-    message_id: str | None = None
-    kind: Literal["message", "notice"] = "message"
-    author: str | None = None
-    agent: str | None = None
-    model: str | None = None
-    on_busy: str | None = None
-    expected_seq: int | None = None
-    wait: float = 0.0
+    return await post(api, caller, checks.session_key(caller, request.session), request, None)
 
 
 async def post(
     api: Api,
     caller: Caller,
     key: SessionKey,
-    message: Message,
+    message: PostMessage,
     opens: Opens | None,
     *,
-    body: Request,
+    operation: str = "post_message",
+    request: Request | None = None,
     fresh: bool = False,
 ) -> Answer | Stream:
-    """`body` is what a repeat must be equal to. `fresh`: the session's id was made up a moment ago."""
+    """The same for whoever may open the session by it: `opens` says how. `request` is what a repeat of the operation
+    must be equal to, if it is not the message itself. `fresh`: the session's id was made up a moment ago."""
+    body = msgspec.structs.replace(request or message, wait=0.0, expected_seq=None)
+    origin = api.origin(caller, operation, body, expected_seq=message.expected_seq, key_of_body=message.message_id)
     command = PostCommand(
-        origin=api.origin(
-            caller,
-            message.operation,
-            body,
-            expected_seq=message.expected_seq,
-            key_of_body=message.message_id,
-        ),
+        origin=origin,
         message_id=message.message_id or api.new_id(),
         author=message.author or caller.actor,
         kind=message.kind,
@@ -135,9 +94,8 @@ async def post(
         return Stream(key=key, after=posted.seq, filter=Filter(run=n), first=first, over=not n)
     if n and message.wait:
         session = handled.session if not replayed else await api.sessions.load(key)
-        posted = msgspec.structs.replace(
-            posted, outcome=await outcome_of(api, session, n, message.wait, after=posted.seq)
-        )
+        outcome = await outcome_of(api, session, n, message.wait, after=posted.seq)
+        posted = msgspec.structs.replace(posted, outcome=outcome)
     return Answer(body=posted, status=200 if replayed else 202, seq=posted.seq, replayed=replayed)
 
 
@@ -161,11 +119,5 @@ def _posted(key: SessionKey, command: PostCommand, session: Session, recorded: R
         )
     data = recorded.event.data
     assert isinstance(data, MessagePosted)
-    routing = data.starts or data.queued
-    return Posted(
-        session=key.session,
-        message=data.message_id,
-        routed="started" if data.starts else "queued" if data.queued else "none",
-        seq=recorded.seq,
-        run=key.run(routing.run) if routing else None,
-    )
+    run = key.run(data.routing.run) if data.routing else None
+    return Posted(session=key.session, message=data.message_id, routed=data.routed, seq=recorded.seq, run=run)

@@ -29,7 +29,7 @@ async def outcome_of(api: Api, session: Session, n: int, timeout: float, *, afte
     """How run `n` ended; None if it has not within `timeout` seconds. `after`: an event before its end."""
     if session.run(n) is not None:
         recorded = await api.hub.wait(session, Filter(run=n), timeout)
-        return None if recorded is None else ended(recorded)
+        return recorded and ended(recorded, n)
     begun = max([after, *(turn.seq for turn in session.turns if turn.run == n)])
     async for page in api.log.read(session.key, begun):
         for recorded in page:
@@ -38,10 +38,11 @@ async def outcome_of(api: Api, session: Session, n: int, timeout: float, *, afte
     return None
 
 
-def ended(recorded: Recorded, n: int | None = None) -> Outcome | None:
+def ended(recorded: Recorded, n: int) -> Outcome | None:
+    """The outcome of run `n`, if this event ends it."""
     data = recorded.event.data
     match data:
-        case RunEnded() if n in (None, data.run):
+        case RunEnded() if data.run == n:
             return Outcome(
                 status=data.status,
                 seq=recorded.seq,
@@ -55,7 +56,7 @@ def ended(recorded: Recorded, n: int | None = None) -> Outcome | None:
                 usage=data.usage,
                 model=data.model,
             )
-        case MessageWithdrawn() if n in (None, data.run):
+        case MessageWithdrawn() if data.run == n:
             return Outcome(status="cancelled", seq=recorded.seq, reason="its message was withdrawn")
         case _:
             return None

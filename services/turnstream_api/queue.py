@@ -5,7 +5,7 @@ import msgspec
 from turnstream.session.commands import WithdrawMessage as WithdrawCommand
 from turnstream.session.events import MessagePosted, Part, Recorded
 from turnstream_api import checks
-from turnstream_api.api import Answer, Api, Caller
+from turnstream_api.api import Answer, Api, Caller, written
 from turnstream_api.checks import ExpectedSeq
 from turnstream_api.operation import Request
 
@@ -42,14 +42,14 @@ async def read_queue(api: Api, caller: Caller, request: ReadQueue) -> Answer:
     session = await api.sessions.load(key)
     if not session.exists:
         raise checks.no_session(request.session)
-    waiting = [run for run in session.runs if run.status == "queued" and not run.attempt]
+    waiting = [run for run in session.runs if not run.taken]
     said: dict[str, tuple[Recorded, MessagePosted]] = {}
     if waiting:
         session, events = await api.sessions.events(key, at_least=session.seq)
         for recorded in events:
             if isinstance(recorded.event.data, MessagePosted):
                 said[recorded.event.data.message_id] = recorded, recorded.event.data
-        waiting = [run for run in session.runs if run.status == "queued" and not run.attempt]
+        waiting = [run for run in session.runs if not run.taken]
     items = [
         Queued(
             message=data.message_id,
@@ -64,7 +64,7 @@ async def read_queue(api: Api, caller: Caller, request: ReadQueue) -> Answer:
         for position, run in enumerate(waiting, 1)
         for recorded, data in [said[run.message_ids[0]]]
     ]
-    active = session.holder or next((run for run in session.runs if run.attempt), None)
+    active = session.holder or next((run for run in session.runs if run.taken), None)
     body = Queue(session=key.session, active=key.run(active.n) if active else None, items=tuple(items), seq=session.seq)
     return Answer(body=body, seq=session.seq)
 
@@ -84,14 +84,9 @@ class Withdrawn(msgspec.Struct, frozen=True, kw_only=True):
 async def withdraw_message(api: Api, caller: Caller, request: WithdrawMessage) -> Answer:
     """Takes back a message that no run has taken yet. The run that it was queued for ends as `cancelled`."""
     key = checks.session_key(caller, request.session)
-    origin = api.origin(
-        caller,
-        "withdraw_message",
-        msgspec.structs.replace(request, expected_seq=None),
-        expected_seq=request.expected_seq,
-    )
+    body = msgspec.structs.replace(request, expected_seq=None)
+    origin = api.origin(caller, "withdraw_message", body, expected_seq=request.expected_seq)
     handled = await api.sessions.handle(key, WithdrawCommand(origin=origin, message_id=request.message))
-    receipt = handled.session.receipt(origin.idempotency_key)
-    seq = handled.recorded.seq if handled.recorded else receipt.seq if receipt else handled.session.seq
-    body = Withdrawn(session=key.session, message=request.message, seq=seq)
-    return Answer(body=body, seq=seq, replayed=handled.recorded is None)
+    seq, replayed = written(handled, origin)
+    answer = Withdrawn(session=key.session, message=request.message, seq=seq)
+    return Answer(body=answer, seq=seq, replayed=replayed)

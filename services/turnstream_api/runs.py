@@ -31,7 +31,7 @@ from turnstream_api.checks import (
     Wait,
 )
 from turnstream_api.errors import Problem
-from turnstream_api.messages import Message, TextPart
+from turnstream_api.messages import PostMessage, TextPart
 from turnstream_api.operation import Read, Request
 from turnstream_api.outcome import Outcome, outcome_of
 from turnstream_api.paging import event_at
@@ -72,8 +72,8 @@ async def start_run(api: Api, caller: Caller, request: StartRun) -> Answer | Str
         on_busy=api.settings.on_busy,
         one_shot=made,
     )
-    message = Message(
-        operation="start_run",
+    message = PostMessage(
+        session=key.session,
         content=request.input,
         message_id=request.message_id,
         author=request.author,
@@ -83,9 +83,8 @@ async def start_run(api: Api, caller: Caller, request: StartRun) -> Answer | Str
         expected_seq=request.expected_seq,
         wait=request.wait,
     )
-    body = msgspec.structs.replace(request, wait=0.0, expected_seq=None)
     fresh = made and caller.idempotency_key is None
-    return await messages.post(api, caller, key, message, opens, body=body, fresh=fresh)
+    return await messages.post(api, caller, key, message, opens, operation="start_run", request=request, fresh=fresh)
 
 
 class ListRuns(Read, frozen=True, kw_only=True):
