@@ -235,6 +235,29 @@ async def test_a_surprise_is_refused_and_does_not_block_the_session(desk: Desk) 
     assert (message.headers or {})[inbox.CODE] == "internal_error" and message.data == b"surprise"
 
 
+@pytest.mark.parametrize(
+    ("body", "headers", "session"),
+    [
+        (b"x" * 1024 * 1024, {}, "s1"),
+        (b"x", {"Nats-Msg-Id": "k" * 60_000}, "s1"),
+        (b"x" * 1_000_000, {"Nats-Msg-Id": "k" * 48_000}, "s1"),
+        (b"x", {}, "s" * 4000),
+    ],
+    ids=["body", "header", "both", "subject"],
+)
+async def test_a39_what_leaves_no_room_for_the_reason_is_cut(
+    desk: Desk, body: bytes, headers: dict[str, str], session: str
+) -> None:
+    desk.refuse = body.decode()
+    await desk.broker.publish(f"ts.inbox.acme.{session}", body, headers=headers or None)
+    (message,) = await eventually(lambda: refused(desk.broker, "acme"))
+    kept = message.data or b""
+    assert body.startswith(kept) and len(kept) >= min(len(body), 900_000)
+    assert (message.headers or {}).get(inbox.SIZE) == (str(len(body)) if kept != body else None)
+    await eventually(lambda: _done(desk.broker))
+    assert desk.broker.nc.stats["reconnects"] == 0
+
+
 async def test_what_a_process_held_at_its_end_is_given_to_another_at_once(desk: Desk) -> None:
     broker = desk.broker
     desk.hold = asyncio.Event()

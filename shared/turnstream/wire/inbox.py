@@ -33,8 +33,16 @@ CODE = "ts-refused-code"
 DETAIL = "ts-refused-detail"
 ORIGIN = "ts-refused-seq"
 """Headers of a refused message: why, in one word and in a sentence, and its sequence in `INBOX`."""
+SIZE = "ts-refused-size"
+"""Header of one that was cut: how many bytes it had."""
 KEEP = ("Nats-Msg-Id", subjects.ACTOR)
 """Headers of the message itself that go with it, the names behind a `ts-refused-`."""
+HEADER_MAX = 1024
+"""Characters of a header that are kept."""
+TOKEN_MAX = 128
+"""Characters of a subject's token that are kept: no account or session has more."""
+HEADERS_ROOM = 16 * 1024
+"""Bytes that the headers may take of what the broker takes as one message."""
 
 log = get_logger()
 
@@ -144,12 +152,16 @@ class Inbox:
         await delivery.ack()
 
     async def _refuse(self, letter: Letter, refused: Refused) -> None:
-        """Returns when the message is stored with the reason."""
-        headers = {CODE: refused.code, DETAIL: " ".join(refused.detail.split())[:1024], ORIGIN: str(letter.seq)}
+        """Returns when the message is stored with the reason; cut, where it leaves no room for that."""
+        headers = {CODE: refused.code, DETAIL: " ".join(refused.detail.split())[:HEADER_MAX], ORIGIN: str(letter.seq)}
         for name in KEEP:
             if name in letter.headers:
-                headers[f"ts-refused-{name.lower()}"] = letter.headers[name]
-        await self._broker.store(subjects.refused(letter.account, letter.session), letter.data, headers)
+                headers[f"ts-refused-{name.lower()}"] = letter.headers[name][:HEADER_MAX]
+        room = self._broker.nc.max_payload - HEADERS_ROOM
+        if len(letter.data) > room:
+            headers[SIZE] = str(len(letter.data))
+        subject = subjects.refused(letter.account[:TOKEN_MAX], letter.session[:TOKEN_MAX])
+        await self._broker.store(subject, letter.data[:room], headers)
         if self._on_refused:
             self._on_refused()
 
