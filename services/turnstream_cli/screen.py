@@ -101,11 +101,14 @@ class Screen:
 
     def _said(self, data: dict[str, Any]) -> None:
         """The stored reasoning and text of a step, as far as they were not shown live."""
-        self._close()
         for mark, kind, name, style in (("◇", "reasoning", "reasoning", "dim italic"), ("◆", "text", "content", "")):
-            stored = data.get(name, "")
-            if stored and self._spoken[kind] != stored:
+            stored, spoken = data.get(name, ""), self._spoken[kind]
+            if spoken and stored.startswith(spoken):
+                if stored != spoken:  # its end came too late to be heard
+                    self._live(kind, stored[len(spoken) :])
+            elif stored:
                 self._line(mark, stored, style)
+        self._close()
         self._forget()
 
     def _forget(self) -> None:

@@ -56,6 +56,15 @@ def test_what_was_not_said_whole_is_shown_as_it_is_stored(live: list[Delta]) -> 
     assert "◆ Hello, stranger." in text.splitlines()
 
 
+def test_an_end_that_was_not_heard_is_shown_and_nothing_else_again() -> None:
+    text = shown(delta(1, "Hello, "), Disconnected("the line was cut", 0.1), ENDED)
+    assert text.splitlines()[:3] == [
+        "◆ Hello, ",
+        "… the line was cut; connecting again at the last event",
+        "◆ stranger.",
+    ]
+
+
 def test_a_delta_that_comes_again_is_shown_once() -> None:
     assert shown(delta(1, "one "), delta(2, "two"), delta(1, "one "), delta(2, "two"), delta(3, "!")) == "◆ one two!\n"
 
