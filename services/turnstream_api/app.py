@@ -72,8 +72,7 @@ async def serve(
         database = Database(settings.database, commits=commits)
         stack.push_async_callback(database.close)
         api = assemble(settings, broker, database, specs)
-        keys = Keys(settings.account)
-        keys.listen(lambda: api.hub.expel(keys.valid))
+        keys = Keys(settings.account, on_change=lambda: api.hub.expel(keys.valid))
         await _work(settings, broker, api, keys, stop, ready)
 
 

@@ -6,7 +6,7 @@ A request is decoded by msgspec straight into the operation's struct; there is n
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -29,7 +29,7 @@ ACTOR = "client:http"
 JSON = b"application/json"
 PROBLEM = errors.CONTENT_TYPE.encode()
 
-Headers = list[tuple[bytes, bytes]]
+Header = tuple[bytes, bytes]
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _encode = msgspec.json.Encoder().encode
@@ -94,7 +94,7 @@ class Entrance:
         row = self._rows.get(scope["method"])
         if row is None:
             problem = Problem("method_not_allowed", f"{scope['method']} is not possible here")
-            await send_problem(send, problem, head.request_id, [(b"allow", self._allow)])
+            await send_problem(send, problem, head.request_id, (b"allow", self._allow))
             return
         status = 200
         try:
@@ -232,55 +232,50 @@ def read_body(row: Row, head: Head, body: bytes) -> dict[str, object]:
 # --- to bytes -----------------------------------------------------------------------------------------------------
 
 
-async def send_answer(send: Send, answer: Answer, request_id: str) -> None:
-    body = _encode(answer.body)
-    headers: Headers = [
-        (b"content-type", JSON),
+async def send_whole(
+    send: Send, status: int, kind: bytes, body: bytes, request_id: str, more: Iterable[Header] = ()
+) -> None:
+    headers = [
+        (b"content-type", kind),
         (b"content-length", b"%d" % len(body)),
         (b"x-request-id", request_id.encode()),
+        *more,
     ]
-    if answer.seq is not None:
-        headers.append((b"etag", b'"%d"' % answer.seq))
-    if answer.replayed:
-        headers.append((b"idempotency-replayed", b"true"))
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_problem(send: Send, problem: Problem, request_id: str, more: Headers | None = None) -> None:
+async def send_answer(send: Send, answer: Answer, request_id: str) -> None:
+    more: list[Header] = []
+    if answer.seq is not None:
+        more.append((b"etag", b'"%d"' % answer.seq))
+    if answer.replayed:
+        more.append((b"idempotency-replayed", b"true"))
+    await send_whole(send, answer.status, JSON, _encode(answer.body), request_id, more)
+
+
+async def send_problem(send: Send, problem: Problem, request_id: str, *more: Header) -> None:
     document = problem.document(request_id)
-    body = _encode(document)
-    headers: Headers = [
-        (b"content-type", PROBLEM),
-        (b"content-length", b"%d" % len(body)),
-        (b"x-request-id", request_id.encode()),
-        *(more or ()),
-    ]
+    headers = [*more]
     if document.retry_after:
         headers.append((b"retry-after", b"%d" % document.retry_after))
     if document.status == 409:  # client libraries of model providers ask again on 409: here that helps nobody
         headers.append((b"x-should-retry", b"false"))
     if document.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": document.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send_whole(send, document.status, PROBLEM, _encode(document), request_id, headers)
 
 
 async def until_gone(call: Awaitable[Answer | Stream], receive: Receive) -> Answer | Stream | None:
     """The answer; None if the peer goes away first, who then need not be waited for. What was started goes on."""
     working = asyncio.ensure_future(call)
-    gone = asyncio.ensure_future(_gone(receive))
+    gone = asyncio.ensure_future(sse.gone(receive))
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None
     finally:
         working.cancel()
         gone.cancel()
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 # --- the application ----------------------------------------------------------------------------------------------

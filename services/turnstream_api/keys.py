@@ -119,7 +119,7 @@ class Keys:
     """Every key, as of now. `account`: whose the callers are while no key was ever made. `on_change` is called when
     keys that were valid may no longer be."""
 
-    def __init__(self, account: str, *, on_change: Callable[[], None] | None = None) -> None:
+    def __init__(self, account: str, *, on_change: Callable[[], None]) -> None:
         self._account = account
         self._on_change = on_change
         self._keys: dict[str, Key] = {}
@@ -132,9 +132,6 @@ class Keys:
 
     async def wait_loaded(self) -> None:
         await self._loaded.wait()
-
-    def listen(self, on_change: Callable[[], None]) -> None:
-        self._on_change = on_change
 
     def authenticate(self, authorization: bytes) -> tuple[str, str]:
         """Account and key id of a request's `Authorization`; no key id where none is needed. Raises `Problem`."""
@@ -178,8 +175,7 @@ class Keys:
                         self.take(delivery.subject.removeprefix(PREFIX), delivery.data)
                     if not deliveries[-1].pending:
                         self._loaded.set()
-                    if self._on_change:
-                        self._on_change()
+                    self._on_change()
             except StreamBehind as error:  # the bucket was lost: no key in it is one any more
                 log.error("the API keys are gone", error=error)
                 self._keys.clear()

@@ -16,7 +16,7 @@ from turnstream.broker.errors import BrokerFault
 from turnstream.telemetry import Metrics
 from turnstream_api.api import Api
 from turnstream_api.errors import Problem
-from turnstream_api.http import JSON, read_head, send_problem
+from turnstream_api.http import JSON, read_head, send_problem, send_whole
 from turnstream_api.keys import Keys
 
 
@@ -43,16 +43,10 @@ class Page:
         request_id = read_head(scope, self._api.request_id).request_id
         if scope["method"] not in ("GET", "HEAD"):
             problem = Problem("method_not_allowed", f"{scope['method']} is not possible here")
-            await send_problem(send, problem, request_id, [(b"allow", b"GET, HEAD")])
+            await send_problem(send, problem, request_id, (b"allow", b"GET, HEAD"))
             return
         status, kind, body = await self._make()
-        headers = [
-            (b"content-type", kind),
-            (b"content-length", b"%d" % len(body)),
-            (b"x-request-id", request_id.encode()),
-        ]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await send_whole(send, status, kind, body, request_id)
 
 
 def pages(api: Api, keys: Keys, metrics: Metrics, documents: dict[str, bytes]) -> dict[str, Page]:

@@ -8,9 +8,9 @@ are written in one piece; a peer that does not read stops its own stream only, a
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
 
 import msgspec
+from starlette.types import Message, Receive, Send
 
 from turnstream.broker.errors import BrokerFault
 from turnstream.log.base import LogError
@@ -22,10 +22,6 @@ from turnstream_api.listener import PIECE, Listener
 from turnstream_api.paging import read_after
 
 log = get_logger()
-
-Message = MutableMapping[str, object]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 HEADERS = [
     (b"content-type", CONTENT_TYPE.encode()),
@@ -123,10 +119,14 @@ def _join(channel: Channel, after: int, listener: Listener) -> bool:
 
 
 async def _watch(receive: Receive, listener: Listener) -> None:
-    """Notices that the peer has gone away."""
+    await gone(receive)
+    listener.end("gone")
+
+
+async def gone(receive: Receive) -> None:
+    """Returns when the peer has gone away."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    listener.end("gone")
 
 
 def _piece(data: bytes) -> Message:
