@@ -2,13 +2,16 @@
 
 Two kinds of observation, both in milliseconds since the epoch. A message's time stamp is a lower bound, for it may have
 been stored long ago. A time stamp in a prompt answer was just written, so it sets the clock either way. In between the
-host's monotonic clock goes on. The clock never runs backwards.
+host's monotonic clock goes on. The clock never runs backwards. Here is also how times are written.
 """
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Final
 
-_PROMPT = 0.1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_PROMPT: Final = 0.1
 """Seconds within which an answer has to come to set the clock back."""
 
 
@@ -53,11 +56,27 @@ class BrokerClock:
         return self._floor
 
 
+def format_time(millis: int) -> str:
+    """RFC 3339 in UTC with milliseconds."""
+    seconds, rest = divmod(millis, 1000)
+    return f"{_format_second(seconds)}.{rest:03d}Z"
+
+
 def parse_time(text: str) -> int:
-    """Milliseconds of an RFC 3339 time stamp as the server prints it (UTC or with an offset, up to nanoseconds)."""
-    seconds, dot, rest = text.partition(".")
-    if not dot:
-        return int(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()) * 1000
-    digits = len(rest) - len(rest.lstrip("0123456789"))
-    zone = rest[digits:].replace("Z", "+00:00")
-    return int(datetime.fromisoformat(seconds + zone).timestamp()) * 1000 + int(rest[:digits].ljust(3, "0")[:3])
+    """Milliseconds since the epoch of an RFC 3339 time, any finer part cut off. Raises `ValueError`."""
+    if text[-1:] == "Z" and text[19:20] in (".", "Z"):
+        return _parse_second(text[:19]) + int(text[20:-1][:3].ljust(3, "0"))
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text}: no time zone")
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+@lru_cache(maxsize=256)
+def _format_second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+@lru_cache(maxsize=256)
+def _parse_second(text: str) -> int:
+    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * 1000

@@ -9,13 +9,13 @@ Every version ever written stays in `tests/golden/`.
 """
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from functools import lru_cache, reduce
 from typing import cast
 
 import msgspec
 
 from turnstream import subjects
+from turnstream.broker.clock import format_time, parse_time
 from turnstream.ids import SessionKey
 from turnstream.log.base import Unreadable
 from turnstream.session.decide import Decision
@@ -183,32 +183,6 @@ def public(recorded: Recorded) -> bytes:
         raise ValueError(f"event {recorded.seq} was not read from the log")
     stored = format_time(recorded.time)
     return b'{"seq":%d,"storedat":"%b",%b' % (recorded.seq, stored.encode(), recorded.payload.lstrip()[1:])
-
-
-def format_time(millis: int) -> str:
-    """RFC 3339 in UTC with milliseconds."""
-    seconds, rest = divmod(millis, 1000)
-    return f"{_format_second(seconds)}.{rest:03d}Z"
-
-
-def parse_time(text: str) -> int:
-    """Milliseconds since the epoch of an RFC 3339 time, any finer part cut off. Raises `ValueError`."""
-    if text[-1:] != "Z" or text[19:20] not in (".", "Z"):
-        moment = datetime.fromisoformat(text)
-        if moment.tzinfo is None:
-            raise ValueError(f"{text}: no time zone")
-        return int(moment.timestamp() * 1000 // 1)
-    return _parse_second(text[:19]) + int(text[20:-1][:3].ljust(3, "0"))
-
-
-@lru_cache(maxsize=256)
-def _format_second(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-
-
-@lru_cache(maxsize=256)
-def _parse_second(text: str) -> int:
-    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * 1000
 
 
 @lru_cache(maxsize=4096)

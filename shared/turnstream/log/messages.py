@@ -12,6 +12,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error
 
+from turnstream.broker.clock import parse_time
 from turnstream.broker.connection import Broker
 from turnstream.log import codec
 from turnstream.log.base import Listener, LogError, Unreadable
@@ -28,7 +29,7 @@ def recorded_of(message: Msg) -> Recorded:
     """The event of a message that the server gave as stored. Raises `Unreadable`."""
     headers = message.headers or {}
     try:
-        seq, time = int(headers[SEQ]), codec.parse_time(headers[TIME])
+        seq, time = int(headers[SEQ]), parse_time(headers[TIME])
         previous = int(headers.get(EXPECTED, UNGUARDED))
     except (KeyError, ValueError) as error:
         raise Unreadable(0, f"{message.subject}: {error!r} in {headers}") from error

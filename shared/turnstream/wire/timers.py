@@ -4,9 +4,8 @@ A timer is a copy of what an event's `ts-due` header says; losing one, or gettin
 sweep looks after runs that are overdue). It wakes, it decides nothing: what is due is told by the fold.
 """
 
-from datetime import UTC, datetime
-
 from turnstream import subjects
+from turnstream.broker.clock import format_time
 from turnstream.broker.connection import Broker
 from turnstream.ids import SessionKey
 from turnstream.session.events import Due
@@ -34,7 +33,7 @@ class Timers:
         Returns when the timer is stored. Raises `BrokerFault`.
         """
         headers = {
-            "Nats-Schedule": f"@at {_rfc3339(at_ms)}",
+            "Nats-Schedule": f"@at {format_time(at_ms)}",
             "Nats-Schedule-Target": subjects.work(queue, key),
             subjects.CAUSE: str(seq),
         }
@@ -43,8 +42,3 @@ class Timers:
     async def drop(self, key: SessionKey, what: str) -> None:
         """Takes the timer back, if it is still there. Raises `BrokerFault`."""
         await self._broker.api(f"STREAM.PURGE.{subjects.WORK}", {"filter": subjects.timer(key, what)})
-
-
-def _rfc3339(millis: int) -> str:
-    moment = datetime.fromtimestamp(millis // 1000, UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{millis % 1000:03d}Z"
