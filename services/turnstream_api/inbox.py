@@ -20,7 +20,6 @@ from turnstream_api.operation import Operation, convert
 from turnstream_api.operations import OPERATIONS
 
 ACTOR = "client:inbox"
-MESSAGE_ID = "Nats-Msg-Id"
 
 POST: Operation = next(operation for operation in OPERATIONS if operation.name == "post_message")
 
@@ -49,7 +48,7 @@ class Postbox:
             raise checks.no_session(letter.session)
         request = convert(POST, {**_fields(letter.data), "session": letter.session})
         assert isinstance(request, messages.PostMessage)
-        given = letter.headers.get(MESSAGE_ID)
+        given = letter.headers.get(subjects.MESSAGE_ID)
         place = None if request.message_id else f"inbox {letter.seq} {letter.time}"
         caller = Caller(
             account=letter.account,

@@ -252,7 +252,7 @@ _FLOWS: dict[str, Json] = {
         "headers": {
             "type": "object",
             "properties": {
-                "Nats-Msg-Id": {"type": "string", "description": "The idempotency key."},
+                subjects.MESSAGE_ID: {"type": "string", "description": "The idempotency key."},
                 subjects.ACTOR: {"type": "string", "description": "Who says it."},
                 TRACEPARENT: _TEXT,
             },

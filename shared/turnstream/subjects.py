@@ -23,6 +23,8 @@ BLOBS = "blobs"
 EVENTS = "ts.session.>"
 """Filter: the events of every session."""
 
+MESSAGE_ID = "Nats-Msg-Id"
+"""Header: an event's id, or what makes a repeat of another message recognisable."""
 WAKE = "ts-wake"
 """Header: queues to wake, separated by blanks."""
 DUE = "ts-due"

@@ -46,7 +46,7 @@ from turnstream.session.events import (
     Wake,
 )
 from turnstream.session.state import Run, Session, evolve
-from turnstream.subjects import TYPE
+from turnstream.subjects import MESSAGE_ID, TYPE
 from turnstream_projector.reading import extent
 
 SPECS = {
@@ -242,7 +242,7 @@ def _drive(log: Log, rng: random.Random, name: str, run: Run) -> None:
 async def publish(broker: Broker, events: Sequence[Recorded]) -> None:
     """Stores these events in a stream that holds exactly what came before them, so that they keep their sequences."""
     for recorded in events:
-        headers = {EXPECTED: str(recorded.previous), codec.MESSAGE_ID: recorded.event.id, TYPE: recorded.event.type}
+        headers = {EXPECTED: str(recorded.previous), MESSAGE_ID: recorded.event.id, TYPE: recorded.event.type}
         await broker.nc.publish(subjects.session(recorded.event.key), recorded.payload, headers=headers)
     await broker.nc.flush()
 

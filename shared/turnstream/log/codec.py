@@ -22,8 +22,6 @@ from turnstream.session.decide import Decision
 from turnstream.session.events import NAMES, TYPES, Data, Event, Fact, Recorded, Unknown
 
 SPECVERSION = "1.0"
-MESSAGE_ID = "Nats-Msg-Id"
-"""Header: the event's id."""
 
 Upcaster = Callable[[dict[str, object]], dict[str, object]]
 """From a record as an earlier release wrote it to one that this release reads; it may change `type` and `data`."""
@@ -164,7 +162,7 @@ def _upcast(payload: bytes, upcasters: Mapping[str, Upcaster]) -> _FactRecord:
 def headers(decision: Decision) -> dict[str, str]:
     """What others need to know of the event without opening it: its id, its type, whom to wake, what falls due."""
     event = decision.event
-    found = {MESSAGE_ID: event.id, subjects.TYPE: event.type}
+    found = {subjects.MESSAGE_ID: event.id, subjects.TYPE: event.type}
     if decision.wakes:
         found[subjects.WAKE] = " ".join(decision.wakes)
     if decision.dues:

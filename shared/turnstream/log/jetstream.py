@@ -244,7 +244,7 @@ _acks = msgspec.json.Decoder(_Ack)
 def _id_of(stored: Stored) -> str:
     for line in stored.hdrs.decode(errors="replace").splitlines():
         name, _, value = line.partition(":")
-        if name == codec.MESSAGE_ID:
+        if name == subjects.MESSAGE_ID:
             return value.strip()
     return ""
 

@@ -12,7 +12,8 @@ slower than `Pull`, which has a watchdog.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 
 import msgspec
 
@@ -35,7 +36,7 @@ ORIGIN = "ts-refused-seq"
 """Headers of a refused message: why, in one word and in a sentence, and its sequence in `INBOX`."""
 SIZE = "ts-refused-size"
 """Header of one that was cut: how many bytes it had."""
-KEEP = ("Nats-Msg-Id", subjects.ACTOR)
+KEEP = (subjects.MESSAGE_ID, subjects.ACTOR)
 """Headers of the message itself that go with it, the names behind a `ts-refused-`."""
 HEADER_MAX = 1024
 """Characters of a header that are kept."""
@@ -89,18 +90,15 @@ class Inbox:
         self._lines: dict[str, deque[Delivery]] = {}
         """What waits, by subject; the first is being worked on."""
         self._workers: set[asyncio.Task[None]] = set()
-        self._renewing: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         pull = Pull(self._broker, subjects.INBOX_CONSUMER, slots=self._slots)
-        self._renew_later()
+        self._start(self._renew(), "inbox renewal")
         try:
             async for deliveries in pull:
                 for delivery in deliveries:
                     self._line_up(pull, delivery)
         finally:
-            if self._renewing:
-                self._renewing.cancel()
             await pull.close()
             await self._give_back()
 
@@ -110,9 +108,7 @@ class Inbox:
             line.append(delivery)
             return
         line = self._lines[delivery.subject] = deque([delivery])
-        worker = asyncio.create_task(self._work(pull, delivery.subject, line), name=f"inbox {delivery.subject}")
-        self._workers.add(worker)
-        worker.add_done_callback(self._workers.discard)
+        self._start(self._work(pull, delivery.subject, line), f"inbox {delivery.subject}")
 
     async def _work(self, pull: Pull, subject: str, line: deque[Delivery]) -> None:
         while line:
@@ -165,19 +161,18 @@ class Inbox:
         if self._on_refused:
             self._on_refused()
 
-    def _renew_later(self) -> None:
-        self._renewing = asyncio.get_running_loop().call_later(RENEW, self._start_renewing)
-
-    def _start_renewing(self) -> None:
-        worker = asyncio.create_task(self._renew(), name="inbox renewal")
+    def _start(self, work: Coroutine[object, object, None], name: str) -> None:
+        worker = asyncio.create_task(work, name=name)
         self._workers.add(worker)
         worker.add_done_callback(self._workers.discard)
-        self._renew_later()
 
     async def _renew(self) -> None:
-        for line in tuple(self._lines.values()):
-            for delivery in tuple(line):
-                await delivery.progress()
+        while True:
+            await asyncio.sleep(RENEW)
+            with suppress(BrokerFault):
+                for line in tuple(self._lines.values()):
+                    for delivery in tuple(line):
+                        await delivery.progress()
 
     async def _give_back(self) -> None:
         """At the end: what is not dealt with is for another process, at once."""

@@ -23,7 +23,7 @@ class Work:
         """
         headers = {subjects.CAUSE: str(cause)}
         if message_id is not None:
-            headers["Nats-Msg-Id"] = message_id
+            headers[subjects.MESSAGE_ID] = message_id
         await self._broker.store(subjects.work(queue, key), b"", headers)
 
     async def exists(self, work: int, key: SessionKey) -> bool:
