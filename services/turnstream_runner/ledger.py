@@ -18,6 +18,9 @@ from turnstream.session.commands import Command, Origin
 from turnstream.session.errors import Rejected
 from turnstream.session.events import Event, ModelReplied, Recorded, ToolCall
 from turnstream.session.state import Run, Session, evolve
+from turnstream.telemetry import get_logger
+
+log = get_logger()
 
 T = TypeVar("T")
 
@@ -25,6 +28,8 @@ REFUSALS: Final = 3
 """How often the same effect may be refused before its drive gives up: plan and decide do not agree."""
 RETRY: Final = (0.1, 0.2, 0.5, 1.0)
 """Seconds between attempts to reach the broker; the last one repeats."""
+TELL: Final = 30
+"""Attempts between two warnings that it is not reached."""
 
 
 class Undrivable(Exception):
@@ -170,6 +175,8 @@ async def persist(attempt: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await attempt()
-        except (Unavailable, BrokerFault):
+        except (Unavailable, BrokerFault) as error:
+            if tries % TELL == TELL - 1:
+                log.warning("the broker does not do what is asked of it; trying on", error=error)
             await asyncio.sleep(RETRY[min(tries, len(RETRY) - 1)])
             tries += 1

@@ -5,13 +5,16 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
+from tests.support.nats import connect
 from tests.support.waiting import eventually
 
 from turnstream import subjects
 from turnstream.broker.answers import check_stored
 from turnstream.broker.connection import Broker
+from turnstream.broker.declare import declare
 from turnstream.broker.errors import BrokerError, BrokerFault
 from turnstream.broker.pull import Delivery, Pull
+from turnstream.broker.server import NatsServer
 from turnstream.ids import SessionKey
 from turnstream.session.events import Due
 from turnstream.wire import live
@@ -298,3 +301,33 @@ async def test_a_blob_that_is_not_there_is_named(nats: Broker, key: SessionKey) 
     blob = await blobs.put(key, "a", b"1")
     with pytest.raises(BlobLost, match="not there"):
         await blobs.get(msgspec.structs.replace(blob, name=f"{key}/b"))
+
+
+# --- what somebody deleted ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def owned(own_nats: NatsServer) -> AsyncIterator[Broker]:
+    broker = await connect(own_nats.url)
+    await declare(broker, replicas=1)
+    yield broker
+    await broker.close()
+
+
+async def test_s56_a_deleted_object_store_is_made_again(owned: Broker) -> None:
+    key, blobs = SessionKey("acme", "s1"), Blobs(owned)
+    await blobs.put(key, "a", b"1")
+    await owned.api("STREAM.DELETE.OBJ_blobs")
+    with pytest.raises(BrokerFault):
+        await blobs.put(key, "b", b"2")
+    assert await blobs.get(await blobs.put(key, "b", b"2")) == b"2"
+
+
+async def test_s56_a_deleted_stream_of_deltas_is_made_again(owned: Broker) -> None:
+    key, live = SessionKey("acme", "s1"), Live(owned)
+    await owned.api("STREAM.DELETE.DELTAS")
+    assert await live.read(key, 1) == []
+    speech = live.speak(key, 1, attempt=1)
+    await speech.say(1, "text", "hello")
+    await speech.flush()
+    assert [delta.text for delta in await eventually(lambda: live.read(key, 1))] == ["hello"]

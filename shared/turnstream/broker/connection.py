@@ -26,7 +26,6 @@ from turnstream.broker.answers import NO_MESSAGE, Refusal, Stored, StreamInfo, c
 from turnstream.broker.clock import BrokerClock, parse_time
 from turnstream.broker.errors import BrokerClosed, BrokerDenied, BrokerError, BrokerFault, BrokerTimeout, NoResponders
 from turnstream.broker.shell import PING, Shell
-from turnstream.subjects import Stream
 from turnstream.telemetry import get_logger, metrics
 
 REQUEST_TIMEOUT: Final = 5.0
@@ -51,8 +50,8 @@ class Broker:
         """How often the server's permissions refused something."""
         self.dropped = 0
         """How many messages subscriptions of this connection lost because they were too slow."""
-        self.declared: dict[str, tuple[Stream, int]] = {}
-        """The streams declared through this connection, and their replicas: what a watchdog may make again."""
+        self.declared: dict[str, dict[str, object]] = {}
+        """The streams declared through this connection, buckets too: what may be made again."""
         self._monotonic = monotonic
         self._loop = asyncio.get_running_loop()
         self._inbox = nc.new_inbox() + "."

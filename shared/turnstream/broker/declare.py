@@ -53,13 +53,12 @@ async def declare(
     `IncompatibleConsumer`, `BrokerError`, `BrokerTimeout`.
     """
     deadline = asyncio.get_running_loop().time() + patience
-    for stream in streams:
-        broker.declared[stream.name] = stream, replicas
-        await _patiently(deadline, partial(_ensure_stream, broker, stream_config(stream, replicas)))
-    for bucket in keys:
-        await _patiently(deadline, partial(_ensure_stream, broker, _keys_config(bucket, replicas)))
-    for bucket in objects:
-        await _patiently(deadline, partial(_ensure_stream, broker, _objects_config(bucket, replicas)))
+    configs = [stream_config(stream, replicas) for stream in streams]
+    configs += [_keys_config(bucket, replicas) for bucket in keys]
+    configs += [_objects_config(bucket, replicas) for bucket in objects]
+    for config in configs:
+        broker.declared[str(config["name"])] = config
+        await _patiently(deadline, partial(_ensure_stream, broker, config))
     for consumer in consumers:
         await _patiently(deadline, partial(ensure_consumer, broker, consumer))
 
@@ -67,9 +66,8 @@ async def declare(
 async def ensure_stream(broker: Broker, name: str) -> None:
     """Makes a stream again that this connection declared and that somebody deleted; else does nothing."""
     if name in broker.declared and await _find(broker, f"STREAM.INFO.{name}") is None:
-        stream, replicas = broker.declared[name]
         log.error("a stream was deleted and is made again, empty", stream=name)
-        await _ensure_stream(broker, stream_config(stream, replicas))
+        await _ensure_stream(broker, broker.declared[name])
 
 
 async def ensure_consumer(broker: Broker, consumer: Consumer) -> None:

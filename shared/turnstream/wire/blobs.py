@@ -6,6 +6,7 @@ session.
 """
 
 import hashlib
+from typing import Final
 
 import nats.errors
 import nats.js.errors
@@ -13,9 +14,12 @@ from nats.js.object_store import ObjectStore
 
 from turnstream import subjects
 from turnstream.broker.connection import Broker
+from turnstream.broker.declare import ensure_stream
 from turnstream.broker.errors import BrokerFault, BrokerTimeout
 from turnstream.ids import SessionKey
 from turnstream.session.events import Blob
+
+STREAM: Final = f"OBJ_{subjects.BLOBS}"
 
 
 class BlobLost(BrokerFault):
@@ -34,11 +38,13 @@ class Blobs:
         self._store: ObjectStore | None = None
 
     async def put(self, key: SessionKey, name: str, data: bytes) -> Blob:
-        """Stores the bytes under this name, in place of what was there. Raises `BrokerFault`."""
+        """Stores the bytes under this name, in place of what was there. Raises `BrokerFault`. Where that is because
+        somebody deleted the object store, it is there again, empty, at the next attempt."""
         path = f"{key}/{name}"
         try:
             await (await self._open()).put(path, data)
         except (nats.errors.Error, nats.js.errors.Error) as error:
+            await ensure_stream(self._broker, STREAM)
             raise BrokerTimeout(path, str(error)) from error
         return Blob(name=path, size=len(data), sha256=hashlib.sha256(data).hexdigest())
 

@@ -16,6 +16,7 @@ from nats.aio.msg import Msg
 
 from turnstream import subjects
 from turnstream.broker.connection import Broker
+from turnstream.broker.declare import ensure_stream
 from turnstream.broker.errors import BrokerFault, BrokerTimeout
 from turnstream.ids import SessionKey
 
@@ -158,7 +159,8 @@ class Live:
         return await self._broker.nc.subscribe(subject, cb=heard)  # pyright: ignore[reportUnknownMemberType]
 
     async def read(self, key: SessionKey, run: int) -> list[Delta]:
-        """The deltas of the run's newest attempt that are still kept, oldest first. Raises `BrokerFault`."""
+        """The deltas of the run's newest attempt that are still kept, oldest first. Raises `BrokerFault`. None are kept
+        where somebody deleted the stream; then it is made again."""
         subject = subjects.delta(key, run)
         found: list[Delta] = []
         after: int | None = 0
@@ -172,11 +174,14 @@ class Live:
         """One batch from this sequence of `DELTAS` on, and where it ended; None if there is no more."""
         nc = self._broker.nc
         found: list[Delta] = []
+        gone = False
         end: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
         async def answer(message: Msg) -> None:
+            nonlocal gone
             headers = message.headers or {}
             if status := headers.get("Status"):
+                gone = gone or status == "503"
                 more = status == "204" and int(headers.get("Nats-Num-Pending", "0")) > 0
                 if not end.done():
                     end.set_result(int(headers["Nats-Last-Sequence"]) if more else None)
@@ -194,6 +199,8 @@ class Live:
             raise BrokerTimeout(subject, f"no answer within {TIMEOUT:g} s") from None
         finally:
             await subscription.unsubscribe()
+        if gone:
+            await ensure_stream(self._broker, subjects.DELTAS)
         return found, last
 
 
