@@ -21,6 +21,9 @@ from turnstream_projector.rebuild import rebuild
 
 STANDBY: Final = 1.0
 """Seconds without a move of the checkpoint after which a projector that stands by tries again."""
+PACE: Final = 0.02
+"""Seconds from the beginning of one batch to that of the next: under load a transaction holds what has come meanwhile,
+instead of an event or two. What comes after a silence waits for nothing."""
 _RETRY: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 """Seconds before the database is tried again; the last one repeats."""
 
@@ -82,9 +85,12 @@ class Projector:
 
     async def _follow(self, writer: Writer) -> None:
         pull = reading.follow(self._broker, writer.position)
+        clock = asyncio.get_running_loop().time
         try:
             async for deliveries in pull:
+                began = clock()
                 await self._apply(writer, deliveries)
+                await asyncio.sleep(began + PACE - clock())
         finally:
             await pull.close()
 
