@@ -81,12 +81,16 @@ def _parameters(operation: Operation) -> list[Json]:
     if operation.writes:
         key = {"type": "string", "minLength": 1, "maxLength": 255}
         seq = {"type": "string", "pattern": '^"[0-9]{1,16}"$'}
-        found.append({"name": "Idempotency-Key", "in": "header", "required": False, "schema": key})
-        found.append({"name": "If-Match", "in": "header", "required": False, "schema": seq})
+        found.append(_header("Idempotency-Key", "A repeat with the same key has no second effect.", key))
+        found.append(_header("If-Match", "The session's last sequence, in quotes; refused if it is another.", seq))
     if operation.name == "read_events":
         cursor = {"type": "string", "pattern": "^[0-9]{1,15}$"}
-        found.append({"name": "Last-Event-ID", "in": "header", "required": False, "schema": cursor})
+        found.append(_header("Last-Event-ID", "The last `id` seen on the stream: it resumes behind it.", cursor))
     return found
+
+
+def _header(name: str, description: str, schema: Json) -> Json:
+    return {"name": name, "in": "header", "required": False, "description": description, "schema": schema}
 
 
 def _body(operation: Operation) -> Json:
