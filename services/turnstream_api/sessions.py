@@ -115,9 +115,9 @@ class ListSessions(Read, frozen=True, kw_only=True):
 
 
 async def list_sessions(api: Api, caller: Caller, request: ListSessions) -> Answer:
-    """The account's sessions, by (updated_at, id), both descending. `next` continues the list. A list is as of its first
-    page: each session that was there then comes once, in the order of then, wherever it has moved since, and is shown as
-    it is now."""
+    """The account's sessions, by (updated_at, id), both descending. `next` continues the list. A list is as of its
+    first page: each session that was there then comes once, in the order of then, wherever it has moved since, and is
+    shown as it is now."""
     await checks.shown(api, request.after)
     page = await view.list_page(
         api.views,
