@@ -83,12 +83,6 @@ async def views(api: Api, caller: Caller, request: Nothing) -> Answer:
     return Answer(body=await _views(api))
 
 
-class LiveRuns(msgspec.Struct, frozen=True, kw_only=True):
-    queued: int
-    running: int
-    oldest_queued_at: int | None
-
-
 class OldRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run that has been queued, or running, since `since` (milliseconds)."""
 
@@ -102,7 +96,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     which of them have been as they are for more than a minute."""
 
     account: str
-    runs: LiveRuns
+    runs: runs.LiveRuns
     views: ViewsState
     pending_wakeups: int
     pending_inbox: int
@@ -114,10 +108,9 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 async def overview(api: Api, caller: Caller, request: Nothing) -> Answer:
     """The whole at a glance."""
-    live = await runs.count_live(api.views, caller.account)
     body = Overview(
         account=caller.account,
-        runs=LiveRuns(queued=live.queued, running=live.running, oldest_queued_at=live.oldest_queued_at),
+        runs=await runs.count_live(api.views, caller.account),
         views=await _views(api),
         pending_wakeups=(await _stream(api, subjects.WORK)).messages,
         pending_inbox=(await _stream(api, subjects.INBOX)).messages,
@@ -135,12 +128,10 @@ async def _runners(api: Api, account: str) -> tuple[str, ...]:
 
 
 async def _old_runs(api: Api, account: str) -> tuple[OldRun, ...]:
-    found = await runs.live_before(api.views, api.now() - OLD)
+    found = await runs.live_before(api.views, api.now() - OLD, limit=SHOWN, account=account)
     return tuple(
-        OldRun(run=one.key.run(one.row.n), status=one.row.status, since=one.row.live_since)
-        for one in found
-        if one.key.account == account and one.row.live_since is not None
-    )[:SHOWN]
+        OldRun(run=one.key.run(one.row.n), status=one.row.status, since=one.row.live_since or 0) for one in found
+    )
 
 
 # --- what JetStream says ------------------------------------------------------------------------------------------

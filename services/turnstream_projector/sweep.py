@@ -46,7 +46,7 @@ class Sweep:
         before = now - round(self._after * 1000)
         woken = 0
         place = (0, "")
-        while page := await runs.live_before(self._database, before, place, PAGE):
+        while page := await runs.live_before(self._database, before, place, limit=PAGE):
             for run in page:
                 if await self._is_forgotten(run, now):
                     await self._wake(run)
@@ -57,12 +57,11 @@ class Sweep:
 
     async def _is_forgotten(self, run: runs.LiveRun, now: int) -> bool:
         row = run.row
-        if row.status == "queued":
-            return run.is_next and await self._work.waiting(row.spec.queue, run.key) is None
-        own = row.wake.work if row.wake else 0
+        if not run.is_next:
+            return False
         waiting = await self._work.waiting(row.spec.queue, run.key)
-        overdue = row.deadline is not None and row.deadline <= now
-        return waiting is None or (overdue and waiting == own)
+        overdue = row.status == "running" and row.deadline is not None and row.deadline <= now
+        return waiting is None or (overdue and row.wake is not None and waiting == row.wake.work)
 
     async def _wake(self, run: runs.LiveRun) -> None:
         row = run.row

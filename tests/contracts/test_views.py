@@ -263,3 +263,6 @@ async def test_runs_that_are_live_are_counted(database: Database) -> None:
     assert (live.queued, live.running, live.oldest_queued_at) == (2, 1, log.time)
     assert (await runs.count_live(database, "other")).queued == 0
     assert (await runs.count_live(database)).running == 1
+    later = log.time + 1
+    for account, count in (("default", 3), ("other", 0), (None, 3)):
+        assert len(await runs.live_before(database, later, limit=10, account=account)) == count

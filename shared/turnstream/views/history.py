@@ -7,7 +7,7 @@ log (`turnstream.session.history`), without reasoning and errors."""
 from functools import lru_cache
 
 import msgspec
-from sqlalchemy import BigInteger, Column, MetaData, Table, Text, select
+from sqlalchemy import Table, select
 
 from turnstream.ids import SessionKey, run_id
 from turnstream.session.events import (
@@ -28,10 +28,7 @@ from turnstream.session.events import (
 from turnstream.session.state import has_edge
 from turnstream.views import runs
 from turnstream.views.database import Database, Reader
-from turnstream.views.rows import Values, text
-
-PAGE = 50
-PAGE_MAX = 200
+from turnstream.views.rows import PAGE, Values, documents, page_size
 
 
 class _Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -173,13 +170,7 @@ def _end(recorded: Recorded, data: RunEnded, session: str) -> Reply:
 
 @lru_cache(maxsize=16)
 def table(generation: int) -> Table:
-    return Table(
-        f"history_{generation}",
-        MetaData(),
-        Column("key", text(), primary_key=True),
-        Column("seq", BigInteger, primary_key=True, autoincrement=False),
-        Column("body", Text, nullable=False),
-    )
+    return documents(f"history_{generation}")
 
 
 _encoder = msgspec.json.Encoder()
@@ -192,7 +183,7 @@ def values(key: str, item: Item) -> Values:
 
 async def page(db: Database, key: SessionKey, after: int = 0, limit: int = PAGE) -> HistoryPage:
     """At most `limit` items behind the sequence `after`. Raises `ViewsError`."""
-    limit = max(1, min(limit, PAGE_MAX))
+    limit = page_size(limit)
 
     async def work(reader: Reader) -> HistoryPage:
         items = table(reader.generation)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 
-from sqlalchemy import BindParameter, Dialect, String, Table, bindparam, select
+from sqlalchemy import BigInteger, BindParameter, Column, Dialect, MetaData, String, Table, Text, bindparam, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -26,6 +26,10 @@ SIZES = (1024, 256, 64, 16, 4, 1)
 KEYS = SIZES[1:]
 """How many keys a statement may look for."""
 
+PAGE = 50
+"""Items of a page whose reader names no number."""
+PAGE_MAX = 200
+
 _VALUES = re.compile(r"(.* VALUES )(\(.*\))( ON CONFLICT .*)", re.DOTALL)
 _NUMBERED = re.compile(r"\$([0-9]+)")
 
@@ -33,6 +37,21 @@ _NUMBERED = re.compile(r"\$([0-9]+)")
 def text() -> String:
     """Text that both databases compare byte by byte: PostgreSQL would follow its locale."""
     return String().with_variant(String(collation="C"), "postgresql")
+
+
+def documents(name: str) -> Table:
+    """A table of nothing but documents, each with the sequence of its event in a list that has a key."""
+    return Table(
+        name,
+        MetaData(),
+        Column("key", text(), primary_key=True),
+        Column("seq", BigInteger, primary_key=True, autoincrement=False),
+        Column("body", Text, nullable=False),
+    )
+
+
+def page_size(limit: int) -> int:
+    return max(1, min(limit, PAGE_MAX))
 
 
 def chunks(count: int, sizes: Sequence[int] = SIZES) -> Iterator[tuple[int, int]]:

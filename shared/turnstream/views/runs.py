@@ -39,10 +39,7 @@ from turnstream.session.events import (
 from turnstream.session.state import has_edge
 from turnstream.views import sessions
 from turnstream.views.database import Database, Reader
-from turnstream.views.rows import Values, text
-
-PAGE = 50
-PAGE_MAX = 200
+from turnstream.views.rows import PAGE, Values, page_size, text
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -77,7 +74,6 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     session: str
     status: RunStatus
-    trigger: Trigger
     agent: str
     version: str
     digest: str
@@ -136,7 +132,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     changed_at: int
     """Time of the run's last event."""
     status: RunStatus = "queued"
-    trigger: Trigger = "message"
     model: str = ""
     attempt: int = 0
     starts: tuple[Attempt, ...] = ()
@@ -379,7 +374,7 @@ async def list_page(
 ) -> RunPage:
     """A page of at most `limit` runs, the newest first. `since`: those requested at or after this time, in
     milliseconds. Raises `InvalidCursor`, `ViewsError`."""
-    limit = max(1, min(limit, PAGE_MAX))
+    limit = page_size(limit)
     before = _parse_cursor(cursor) if cursor else None
 
     async def work(reader: Reader) -> RunPage:
@@ -413,9 +408,11 @@ class LiveRun(msgspec.Struct, frozen=True):
     is_next: bool
 
 
-async def live_before(db: Database, before: int, after: tuple[int, str] = (0, ""), limit: int = 500) -> list[LiveRun]:
-    """Runs of every account that were queued, or started last, before this time, in the order of (time, key) behind
-    `after`. Raises `ViewsError`."""
+async def live_before(
+    db: Database, before: int, after: tuple[int, str] = (0, ""), *, limit: int, account: str | None = None
+) -> list[LiveRun]:
+    """Runs of one account, or of all, that were queued, or started last, before this time, in the order of (time, key)
+    behind `after`. Raises `ViewsError`."""
 
     async def work(reader: Reader) -> list[LiveRun]:
         runs, owners = table(reader.generation), sessions.table(reader.generation)
@@ -428,6 +425,8 @@ async def live_before(db: Database, before: int, after: tuple[int, str] = (0, ""
             .order_by(runs.c.live_since, runs.c.key)
             .limit(limit)
         )
+        if account is not None:
+            statement = statement.where(runs.c.account == account)
         return [_live(row.account, row.session, row.body, row.owner) for row in await reader.rows(statement)]
 
     return await db.read(work)
@@ -444,7 +443,6 @@ class LiveRuns(msgspec.Struct, frozen=True):
     queued: int
     running: int
     oldest_queued_at: int | None
-    position: int
 
 
 async def count_live(db: Database, account: str | None = None) -> LiveRuns:
@@ -458,7 +456,7 @@ async def count_live(db: Database, account: str | None = None) -> LiveRuns:
             statement = statement.where(runs.c.account == account)
         found = {row.status: (row.runs, row.oldest) for row in await reader.rows(statement)}
         queued, oldest = found.get("queued", (0, None))
-        return LiveRuns(queued, found.get("running", (0, None))[0], oldest, reader.position)
+        return LiveRuns(queued, found.get("running", (0, None))[0], oldest)
 
     return await db.read(work)
 
@@ -476,7 +474,6 @@ def _view(session: str, body: str, said: str | None) -> RunView:
         id=run_id(session, row.n),
         session=session,
         status=row.status,
-        trigger=row.trigger,
         agent=spec.agent,
         version=spec.version,
         digest=spec.digest,

@@ -39,15 +39,13 @@ from turnstream.session.events import (
 )
 from turnstream.session.state import has_edge
 from turnstream.views.database import Database, Reader
-from turnstream.views.rows import Values, text
+from turnstream.views.rows import PAGE, Values, page_size, text
 
 Status = Literal["busy", "error", "idle"]
 TITLE = 64
 """Characters of a derived title."""
 MOVES = 100_000
 """How many sequences back it is known where a session stood."""
-PAGE = 50
-PAGE_MAX = 200
 
 
 class InvalidCursor(ValueError):
@@ -332,7 +330,7 @@ async def list_page(
 ) -> SessionPage:
     """A page of at most `limit` sessions, the one that changed last first (see the module). The filters look at a
     session as it is now; `q` is a part of the title, in whatever case. Raises `InvalidCursor`, `ViewsError`."""
-    limit = max(1, min(limit, PAGE_MAX))
+    limit = page_size(limit)
     after = _parse_cursor(cursor) if cursor else None
 
     async def work(reader: Reader) -> SessionPage:

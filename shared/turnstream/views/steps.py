@@ -7,14 +7,14 @@ from functools import lru_cache
 from typing import Literal
 
 import msgspec
-from sqlalchemy import BigInteger, Column, MetaData, Table, Text, select
+from sqlalchemy import Table, select
 
 from turnstream.ids import SessionKey, parse_run_id
 from turnstream.session.events import EndStatus, ModelReplied, Recorded, RunEnded, ToolReturned, ToolStatus, Usage
 from turnstream.session.state import has_edge
 from turnstream.views import runs
 from turnstream.views.database import Database, Reader
-from turnstream.views.rows import Values, text
+from turnstream.views.rows import Values, documents
 
 StepStatus = Literal["running"] | ToolStatus | EndStatus
 
@@ -108,13 +108,7 @@ def _called_model(data: RunEnded) -> bool:
 
 @lru_cache(maxsize=16)
 def table(generation: int) -> Table:
-    return Table(
-        f"steps_{generation}",
-        MetaData(),
-        Column("key", text(), primary_key=True),
-        Column("seq", BigInteger, primary_key=True, autoincrement=False),
-        Column("body", Text, nullable=False),
-    )
+    return documents(f"steps_{generation}")
 
 
 _encoder = msgspec.json.Encoder()
