@@ -11,14 +11,16 @@ from typing import Final
 from turnstream.broker.clock import BrokerClock
 from turnstream.broker.connection import Broker
 from turnstream.broker.errors import BrokerFault, StreamBehind
-from turnstream.broker.pull import Delivery
+from turnstream.broker.pull import Delivery, OrderedPull
 from turnstream.telemetry import get_logger, metrics
 from turnstream.views import generations
-from turnstream.views.database import VERSION, Checkpoint, Database, ViewsError
+from turnstream.views.database import VERSION, Checkpoint, Database, Gone, ViewsError
 from turnstream.views.generations import Overtaken, Writer
 from turnstream_projector import reading
 from turnstream_projector.rebuild import rebuild
 
+LOOK: Final = 2.0
+"""Seconds between two looks at whether the views are still there."""
 STANDBY: Final = 1.0
 """Seconds without a move of the checkpoint after which a projector that stands by tries again."""
 PACE: Final = 0.02
@@ -86,13 +88,28 @@ class Projector:
     async def _follow(self, writer: Writer) -> None:
         pull = reading.follow(self._broker, writer.position)
         clock = asyncio.get_running_loop().time
+        looking = asyncio.create_task(self._look_after(writer.generation, pull), name="views")
         try:
             async for deliveries in pull:
                 began = clock()
                 await self._apply(writer, deliveries)
                 await asyncio.sleep(began + PACE - clock())
         finally:
+            looking.cancel()
             await pull.close()
+
+    async def _look_after(self, generation: int, pull: OrderedPull) -> None:
+        """Ends the pull once the views are not there any more, also while no event comes that could not be written."""
+        there = True
+        while there:
+            await asyncio.sleep(LOOK)
+            try:
+                there = generation in [at.generation for at in await generations.checkpoints(self._database)]
+            except Gone:
+                there = False
+            except ViewsError:
+                pass  # whoever writes says so
+        await pull.close()
 
     async def _apply(self, writer: Writer, deliveries: Sequence[Delivery]) -> None:
         last = deliveries[-1]
@@ -117,6 +134,8 @@ class Projector:
         while True:
             try:
                 now = await generations.checkpoints(self._database)
+            except Gone:  # the one in front has nothing to write into
+                return
             except ViewsError as error:
                 await self._wait(error)
                 continue

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import pytest
 from sqlalchemy import text
@@ -21,7 +22,7 @@ from turnstream.broker.server import NatsServer
 from turnstream.session.events import Recorded
 from turnstream.views import generations, sessions
 from turnstream.views.database import Database, NotReady
-from turnstream_projector import reading
+from turnstream_projector import project, reading
 from turnstream_projector.project import AnotherLog, Projector
 from turnstream_projector.rebuild import Progress, rebuild
 
@@ -283,6 +284,30 @@ async def test_a_database_that_goes_away_is_waited_for(broker: Broker, database:
         await publish(broker, events[900:])
         await shows(broker, other, events)
     await other.close()
+
+
+async def test_a_deleted_database_is_made_anew(
+    broker: Broker, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(project, "LOOK", 0.05)
+    events = turns(100)
+
+    async def there_again() -> bool:
+        with contextlib.suppress(NotReady):
+            return (await database.checkpoint()).position == events[-1].seq
+        return False
+
+    await publish(broker, events)
+    async with projecting(broker, database), projecting(broker, database):
+        await shows(broker, database, events)
+        if database.is_sqlite:
+            for file in Path(database.engine.url.database or "").parent.glob("*.db*"):
+                file.unlink()
+        else:
+            async with database.transaction() as connection:
+                await connection.execute(text("DROP TABLE checkpoint, active"))
+        await eventually(there_again, 20, what="new views")
+        await shows(broker, database, events)
 
 
 async def test_views_of_another_release_are_made_anew(broker: Broker, database: Database) -> None:

@@ -31,7 +31,7 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, DisconnectionError, OperationalError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -290,8 +290,33 @@ def _engine(url: str) -> AsyncEngine:
     engine = create_async_engine(url, pool_pre_ping=not url.startswith("sqlite"))
     if engine.dialect.name == "sqlite":
         event.listen(engine.sync_engine, "connect", _on_connect)
+        if (file := engine.url.database) and file != ":memory:":
+            _watch_file(engine, Path(file))
         event.listen(engine.sync_engine, "begin", _on_begin)
     return engine
+
+
+def _watch_file(engine: AsyncEngine, file: Path) -> None:
+    """A connection to a file that somebody has deleted or replaced would go on with what nobody else sees: it is given
+    up, and the next one is to the file that is there now."""
+
+    def remember(_: DBAPIConnection, record: ConnectionPoolEntry) -> None:
+        record.info["file"] = _identity(file)
+
+    def check(_: DBAPIConnection, record: ConnectionPoolEntry, __: object) -> None:
+        if record.info.get("file") != _identity(file):
+            raise DisconnectionError(f"{file} is another file now")
+
+    event.listen(engine.sync_engine, "connect", remember)
+    event.listen(engine.sync_engine, "checkout", check)
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _on_connect(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
@@ -301,6 +326,7 @@ def _on_connect(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
     # Readers do not wait for the writer, nor it for them. NORMAL: a commit is not synced by itself, so the last ones
     # can be lost with the machine's power, rows and checkpoint together, and the projector goes on from there.
     for pragma in (
+        "page_size = 8192",
         f"busy_timeout = {_BUSY_TIMEOUT}",
         "journal_mode = WAL",
         "synchronous = NORMAL",
