@@ -10,7 +10,6 @@ import msgspec
 from turnstream import ids, subjects
 from turnstream.broker.connection import Broker
 from turnstream.ids import SessionKey
-from turnstream.log.base import Log
 from turnstream.log.handle import Handled, Sessions
 from turnstream.session.commands import Origin
 from turnstream.session.events import Spec
@@ -77,7 +76,6 @@ class Api:
         self,
         *,
         settings: Settings,
-        log: Log,
         sessions: Sessions,
         hub: Hub,
         views: Database,
@@ -86,7 +84,7 @@ class Api:
         broker: Broker,
     ) -> None:
         self.settings = settings
-        self.log = log
+        self.log = sessions.log
         self.sessions = sessions
         self.hub = hub
         self.views = views

@@ -84,7 +84,7 @@ def assemble(settings: Settings, broker: Broker, database: Database, specs: dict
         now=broker.clock.now,
         capacity=SESSIONS_MAX,
         keep_bytes=KEEP_BYTES,
-        on_append=_on_append,
+        on_append=metrics.appended,
         on_conflict=metrics.conflicts.inc,
     )
     broker.on_reconnect(sessions.forget)
@@ -102,7 +102,6 @@ def assemble(settings: Settings, broker: Broker, database: Database, specs: dict
     )
     return Api(
         settings=settings,
-        log=journal,
         sessions=sessions,
         hub=hub,
         views=database,
@@ -226,8 +225,3 @@ def _specs(settings: Settings) -> dict[str, Spec]:
         default_model=settings.default_model,
     )
     return {agent.name: msgspec.convert(agent.pinned(), Spec) for agent in known}
-
-
-def _on_append(seconds: float) -> None:
-    metrics.appends.inc()
-    metrics.append_seconds.observe(seconds)

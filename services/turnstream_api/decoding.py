@@ -1,4 +1,4 @@
-"""From bytes to fields, the same for both entrances: JSON bodies, idempotency keys, sequences in headers.
+"""From bytes to fields, the same for every entrance: JSON bodies, idempotency keys, actors, sequences in headers.
 
 What says what no text can say (a lone surrogate, bytes that are not UTF-8) is another fault than what is no JSON.
 """
@@ -9,7 +9,9 @@ from typing import cast
 
 import msgspec
 
+from turnstream import subjects
 from turnstream_api.api import KEY_MAX, Api
+from turnstream_api.checks import AUTHOR
 from turnstream_api.errors import Problem
 
 _ETAG = re.compile(rb'"([0-9]{1,16})"')
@@ -57,6 +59,17 @@ def idempotency_key(value: bytes | None) -> str | None:
     if not 0 < len(text) <= KEY_MAX:
         raise Problem("invalid", f"Idempotency-Key: 1 to {KEY_MAX} characters", field="Idempotency-Key", limit=KEY_MAX)
     return text
+
+
+def actor(named: str | None, default: str) -> str:
+    """Who a program says that it asks for."""
+    if named is None:
+        return default
+    if not AUTHOR.fullmatch(named):
+        raise Problem(
+            "invalid", f"{subjects.ACTOR}: must be user:<id>, agent:<name> or client:<id>", field=subjects.ACTOR
+        )
+    return named
 
 
 def if_match(value: bytes) -> int:

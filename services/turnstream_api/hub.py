@@ -32,7 +32,7 @@ class Hub:
         sessions: Sessions,
         *,
         follow: Callable[[SessionKey, int], Follow],
-        live: LiveSource | None,
+        live: LiveSource,
         heartbeat: float,
         budget: int,
         metrics: Metrics,
@@ -76,8 +76,7 @@ class Hub:
             run = (await self._sessions.load(channel.key)).holder
             return run.n if run else 0
 
-        if self._live is not None:
-            await channel.hear(self._live, holder)
+        await channel.hear(self._live, holder)
 
     async def wait(self, session: Session, run: Filter, timeout: float) -> Recorded | None:
         """The event that ends a run that was live when the session was read; None if that does not come in time, or the

@@ -13,9 +13,8 @@ from turnstream.telemetry import TRACEPARENT, parse_traceparent
 from turnstream.wire.inbox import Letter, Refused, TryAgain
 from turnstream_api import checks, messages
 from turnstream_api.api import Api, Caller
-from turnstream_api.decoding import idempotency_key, parse_json
+from turnstream_api.decoding import actor, idempotency_key, parse_json
 from turnstream_api.errors import Problem, problem_of
-from turnstream_api.nats import actor
 from turnstream_api.operation import Operation, convert
 from turnstream_api.operations import OPERATIONS
 

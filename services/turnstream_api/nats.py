@@ -21,8 +21,7 @@ from turnstream import ids, subjects
 from turnstream.broker.connection import Broker
 from turnstream.telemetry import TRACEPARENT, Metrics, get_logger, parse_traceparent
 from turnstream_api.api import Answer, Api, Caller, Stream
-from turnstream_api.checks import AUTHOR
-from turnstream_api.decoding import body_max, idempotency_key, parse_json
+from turnstream_api.decoding import actor, body_max, idempotency_key, parse_json
 from turnstream_api.errors import Problem, problem_of
 from turnstream_api.operation import Operation, convert
 from turnstream_api.operations import OPERATIONS
@@ -111,17 +110,6 @@ class Served(Endpoint):
         if len(body) > limit - 1024:
             message = f"the answer has {len(body)} bytes, and a message over NATS at most {limit}: ask over HTTP"
             raise Problem("too_large", message, limit=limit)
-
-
-def actor(named: str | None, default: str) -> str:
-    """Who a program says that it asks for."""
-    if named is None:
-        return default
-    if not AUTHOR.fullmatch(named):
-        raise Problem(
-            "invalid", f"{subjects.ACTOR}: must be user:<id>, agent:<name> or client:<id>", field=subjects.ACTOR
-        )
-    return named
 
 
 def _key(headers: dict[str, str]) -> str | None:

@@ -76,7 +76,7 @@ def _runner(settings: Settings, broker: Broker, roles: Roles, models: Models) ->
         JetStreamLog(broker, append_timeout=settings.append_timeout),
         now=broker.clock.now,
         keep_bytes=KEEP_BYTES,
-        on_append=_on_append,
+        on_append=metrics.appended,
         on_conflict=metrics.conflicts.inc,
     )
     broker.on_reconnect(sessions.forget)
@@ -131,8 +131,3 @@ async def _work(
         for task in beside:
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
-
-
-def _on_append(seconds: float) -> None:
-    metrics.appends.inc()
-    metrics.append_seconds.observe(seconds)

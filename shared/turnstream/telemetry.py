@@ -136,6 +136,11 @@ class Metrics:
             for collector in (ProcessCollector, PlatformCollector, GCCollector):
                 collector(registry=r)
 
+    def appended(self, seconds: float) -> None:
+        """An event was stored, so many seconds after it was asked for."""
+        self.appends.inc()
+        self.append_seconds.observe(seconds)
+
     def expose(self) -> bytes:
         """The text that a `/metrics` page shows."""
         return generate_latest(self.registry)
