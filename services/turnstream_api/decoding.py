@@ -34,14 +34,18 @@ def parse_json(body: bytes) -> dict[str, object]:
 
 def _unreadable(body: bytes, error: msgspec.DecodeError) -> Problem:
     try:
-        body.decode()
+        text = body.decode()
     except UnicodeDecodeError:
         return Problem("invalid", "the body is not UTF-8", field="body")
     try:
-        json.loads(body)
+        json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return Problem("invalid_json", f"the body is not JSON: {error}")
     return Problem("invalid", "the body holds a lone surrogate, which is no character", field="body")
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def body_max(api: Api) -> int:

@@ -275,6 +275,8 @@ async def test_a39_what_is_too_large_is_refused_with_its_limit(api: Running) -> 
         (b"{", "application/json", 400, "invalid_json"),
         (b"hello", "application/json", 400, "invalid_json"),
         (b'{"content":"x"}trailing', "application/json", 400, "invalid_json"),
+        (b'{"content":NaN}', "application/json", 400, "invalid_json"),
+        (b'\xef\xbb\xbf{"content":"x"}', "application/json", 400, "invalid_json"),
         (b"[]", "application/json", 422, "invalid"),
         (b'"text"', "application/json", 422, "invalid"),
         (b'{"content":"\xff"}', "application/json", 422, "invalid"),
