@@ -5,7 +5,6 @@ events. The runner is a process of its own, so that it can be killed.
 """
 
 import asyncio
-import contextlib
 import os
 import shutil
 import subprocess
@@ -14,7 +13,6 @@ import tempfile
 import uuid
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -25,10 +23,7 @@ from turnstream_cli.client import Connect, connected
 from turnstream_cli.exits import CommandError, Exit
 from turnstream_cli.place import Addresses, announced, held
 from turnstream_cli.serve import http_url, print_addresses, started, until_stopped
-from turnstream_cli.stack import broker, first_of, free_port, serving, stop_on_signals, together
-
-if TYPE_CHECKING:
-    from turnstream_cli.tour import Tour
+from turnstream_cli.stack import broker, free_port, serving, stop_on_signals, together
 
 LEASE = 2.0
 """Seconds: a killed runner's run is taken over that soon. The default is 15."""
@@ -77,6 +72,7 @@ def demo(*, data_dir: Path | None = None, stay: bool | None = None) -> int:
 
 async def _play(settings: Settings, stop: asyncio.Event, stay: bool) -> list[str]:
     """Starts everything, tells the tour, stays; what the tour did not keep."""
+    from turnstream.broker.service import unless
     from turnstream_cli.tour import Tour
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
@@ -92,31 +88,19 @@ async def _play(settings: Settings, stop: asyncio.Event, stay: bool) -> list[str
                     session = f"tour-{uuid.uuid4().hex[:6]}"
                     check = partial(tend.check, effective)
                     tour = Tour(console, client, addresses, runner, session=session, fsck=check)
-                    await _unless_stopped(tour, stop)
-                    if stay and not tour.broken:
+                    broken = await unless(stop, tour.play())
+                    if broken is None:
+                        raise CommandError("the demo was interrupted", Exit.INTERRUPTED)
+                    if stay and not broken:
                         console.print("\n[bold]Turnstream stays up[/] until Ctrl-C. To try, in another terminal:\n")
                         console.print(
                             f"  {_turnstream()} send hello 'echo Hello.' --url {addresses.http}", markup=False
                         )
                         print_addresses(console, settings, addresses)
                         await stop.wait()
-                    elif not tour.broken:
+                    elif not broken:
                         console.print(f"\nEvery promise was kept. Next: {_turnstream()} dev", markup=False)
-                    return tour.broken
-
-
-async def _unless_stopped(tour: "Tour", stop: asyncio.Event) -> None:
-    """Tells the tour. Raises `CommandError` if it is stopped meanwhile."""
-    playing = asyncio.create_task(tour.play())
-    over = asyncio.Event()
-    playing.add_done_callback(lambda _: over.set())
-    await first_of(over, stop)
-    if not playing.done():
-        playing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await playing
-        raise CommandError("the demo was interrupted", Exit.INTERRUPTED)
-    playing.result()
+                    return broken
 
 
 class _Runner:

@@ -1,22 +1,18 @@
 """`send` and `tail`: say something to a session, and watch what happens in one."""
 
 import contextlib
-import re
 import sys
 from typing import Any, Literal
 
 from rich.console import Console
 
-from turnstream.ids import may_open, parse_run_id
+from turnstream.ids import is_session, may_open, parse_run_id
+from turnstream.session.state import TERMINAL
 from turnstream_cli.client import HERE, Client, Connect, connected
 from turnstream_cli.exits import CommandError, Exit
 from turnstream_cli.follow import CaughtUp, Delta, Disconnected, Event, follow
 from turnstream_cli.screen import Screen
 from turnstream_cli.show import print_json
-
-TERMINAL = ("run.ended", "message.withdrawn")
-"""The events after which nothing of a run can follow."""
-_PATH_SAFE = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 async def send(
@@ -155,7 +151,7 @@ async def _ended_before(client: Client, run_id: str, after: int) -> Exit | None:
 
 def checked(session: str) -> str:
     """The id, if it can be one: it becomes part of an address. Raises `CommandError`."""
-    if not _PATH_SAFE.fullmatch(session):
+    if not is_session(session):
         raise CommandError(f"{session!r} is no session's id: letters, digits, _ and -, at most 64", Exit.USAGE)
     return session
 

@@ -41,7 +41,7 @@ class Broken(Exception):
 
 
 class Tour:
-    """One telling. `broken` holds what did not come true."""
+    """One telling."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Tour:
         session: str,
         fsck: Callable[[], Awaitable[int]],
     ) -> None:
-        self.broken: list[str] = []
+        self._broken: list[str] = []
         self._console = console
         self._client = client
         self._at = addresses
@@ -69,7 +69,8 @@ class Tour:
         self._changed = asyncio.Event()
         self._number = 0
 
-    async def play(self) -> None:
+    async def play(self) -> list[str]:
+        """Tells it; what did not come true."""
         nc = await nats.connect(self._at.nats, name="turnstream demo: a stranger's program")
         try:
             await self._publish(nc)
@@ -86,6 +87,7 @@ class Tour:
                 await asyncio.gather(self._listening, return_exceptions=True)
             self._screen.finish()
             await nc.close()
+        return self._broken
 
     # --- the steps ------------------------------------------------------------------------------------------------
 
@@ -216,7 +218,7 @@ class Tour:
             f"  {'✓' if kept else '✗ not so:'} {what}", style="green" if kept else "bold red", markup=False
         )
         if not kept:
-            self.broken.append(what)
+            self._broken.append(what)
 
     async def _message(self, content: str) -> None:
         body = msgspec.json.encode({"content": content}).decode()
