@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -151,13 +151,13 @@ def opens(
     title: Title | None,
     metadata: Mapping[str, object] | None,
     policy: PolicyData | None,
-    on_busy: str,
+    on_busy: Literal["reject", "queue"],
     one_shot: bool = False,
 ) -> Opens:
     """How a session is opened; the server's `on_busy` is written into it where it is not the field's own default."""
     given = policy or PolicyData()
     if given.on_busy is None and on_busy != "reject":
-        given = msgspec.convert({"on_busy": on_busy}, PolicyData)
+        given = PolicyData(on_busy=on_busy)
     return Opens(agent=agent, title=title, metadata=dict(metadata or {}), policy=given, one_shot=one_shot)
 
 

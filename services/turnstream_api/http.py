@@ -153,7 +153,7 @@ class Row:
         self.has_body = operation.has_body
         self.in_body = operation.in_body | operation.planned
         types = operation.fields
-        self.query_types = {name: types[name] for name in operation.in_query}
+        self.query_types = {name: types[name] for name in operation.in_query} | dict.fromkeys(operation.planned, str)
         outside = operation.request.__struct_encode_fields__
         self._wait = operation.request.__struct_fields__[outside.index(operation.waits)] if operation.waits else ""
         self._metrics = metrics
@@ -180,8 +180,6 @@ def read_query(row: Row, query: bytes) -> dict[str, object]:
         raise Problem("invalid", "the query is not UTF-8, or has too many fields", field="query") from None
     fields: dict[str, object] = {}
     for name, text in pairs:
-        if name in operation.planned:
-            raise Problem("not_available", f"{name} is not available in this release", field=name)
         if name not in row.query_types:
             raise Problem("invalid", f"{name}: no such field", field=name)
         if name in fields:

@@ -1,5 +1,7 @@
 """What waits for its turn in a session: look at it, take a message back."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from turnstream.session.commands import WithdrawMessage as WithdrawCommand
@@ -42,14 +44,10 @@ async def read_queue(api: Api, caller: Caller, request: ReadQueue) -> Answer:
     session = await api.sessions.load(key)
     if not session.exists:
         raise checks.no_session(request.session)
-    waiting = [run for run in session.runs if not run.taken]
-    said: dict[str, tuple[Recorded, MessagePosted]] = {}
-    if waiting:
+    events: Sequence[Recorded] = ()
+    if not all(run.taken for run in session.runs):
         session, events = await api.sessions.events(key, at_least=session.seq)
-        for recorded in events:
-            if isinstance(recorded.event.data, MessagePosted):
-                said[recorded.event.data.message_id] = recorded, recorded.event.data
-        waiting = [run for run in session.runs if not run.taken]
+    said = {recorded.seq: recorded.event.data for recorded in events}
     items = [
         Queued(
             message=data.message_id,
@@ -58,11 +56,11 @@ async def read_queue(api: Api, caller: Caller, request: ReadQueue) -> Answer:
             author=data.author,
             content=data.content,
             agent=run.spec.agent,
-            seq=recorded.seq,
+            seq=run.requested_seq,
             queued_at=run.requested_at,
         )
-        for position, run in enumerate(waiting, 1)
-        for recorded, data in [said[run.message_ids[0]]]
+        for position, run in enumerate((run for run in session.runs if not run.taken), 1)
+        if isinstance(data := said[run.requested_seq], MessagePosted)
     ]
     active = session.holder or next((run for run in session.runs if run.taken), None)
     body = Queue(session=key.session, active=key.run(active.n) if active else None, items=tuple(items), seq=session.seq)
