@@ -90,8 +90,10 @@ class Ledger:
         """Every event of the session, up to what is known of it at least."""
         if self._events is None:
             session, events = await persist(lambda: self._sessions.events(self.key, self.session.seq))
-            self._events = list(events)
             self._take(session)
+            if session.seq < self.session.seq:  # the feed was faster
+                return events
+            self._events = list(events)
         return self._events
 
     def forget_events(self) -> None:
@@ -167,6 +169,8 @@ class Ledger:
     def _take(self, session: Session) -> None:
         if session.seq > self.session.seq:
             self.session = session
+            if self._events is not None and (not self._events or self._events[-1].seq != session.seq):
+                self._events = None  # they do not show what the session knows
 
 
 async def persist(attempt: Callable[[], Awaitable[T]]) -> T:

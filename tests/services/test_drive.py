@@ -20,6 +20,7 @@ from tests.support.driving import (
 from turnstream.agents import Agent, ToolContext, tool
 from turnstream.ids import SessionKey
 from turnstream.log.base import BrokenChain, Unavailable
+from turnstream.session.decide import Decision
 from turnstream.session.events import (
     Error,
     ModelReplied,
@@ -363,6 +364,25 @@ async def test_s16_cancelling_a_queued_run_ends_it_at_once_and_the_next_one_goes
     ends = {fact.run: fact.status for fact in await world.facts() if isinstance(fact, RunEnded)}
     assert ends == {1: "completed", 2: "cancelled", 3: "completed"}
     assert UserMessage("two") not in world.models.requests[-1].messages
+
+
+async def test_s16_a_cancel_just_before_the_start_lets_the_same_drive_go_on_with_the_next_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    await world.post("first")
+    append = world.log.append
+
+    async def be_late(key: SessionKey, decision: Decision, expected: int) -> int:
+        monkeypatch.undo()
+        await world.post("second")
+        await world.cancel(1)
+        return await append(key, decision, expected)
+
+    monkeypatch.setattr(world.log, "append", be_late)
+    assert await world.drive().outcome() is Outcome.DONE
+    ends = [fact for fact in await world.facts() if isinstance(fact, RunEnded)]
+    assert [(end.run, end.status) for end in ends] == [(1, "cancelled"), (2, "completed")]
 
 
 async def test_s16_cancelling_a_running_run_stops_the_model_and_keeps_what_it_said() -> None:
