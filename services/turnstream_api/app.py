@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from turnstream import agents, subjects
 from turnstream.broker.connection import Broker
-from turnstream.broker.service import connect, unless
+from turnstream.broker.service import connect, first, unless
 from turnstream.ids import SessionKey
 from turnstream.log.feed import Feed
 from turnstream.log.handle import Sessions
@@ -131,20 +131,20 @@ async def _work(
     stopped = asyncio.create_task(stop.wait())
     entrance: nats.NatsService | None = None
     try:
-        await _first(stopped, asyncio.create_task(keys.wait_loaded()), *parts)
+        await first(stopped, asyncio.create_task(keys.wait_loaded()), *parts)
         if not stopped.done():
             entrance = await nats.serve(broker, api, metrics)
             parts += [
                 asyncio.create_task(inbox.run(), name="inbox"),
                 asyncio.create_task(server.serve(sockets=[listening]), name="http"),
             ]
-            await _first(stopped, asyncio.create_task(server.wait_started()), *parts)
+            await first(stopped, asyncio.create_task(server.wait_started()), *parts)
             if not stopped.done():
                 host, port = listening.getsockname()[:2]
                 log.info("listening", host=host, port=port)
                 if ready:
                     ready()
-            await _first(stopped, *parts)
+            await first(stopped, *parts)
     finally:
         stopped.cancel()
         await api.hub.close()
@@ -157,13 +157,6 @@ async def _work(
         await asyncio.gather(*parts, return_exceptions=True)
         listening.close()
         await shell.stop()
-
-
-async def _first(*tasks: "asyncio.Task[object]") -> None:
-    """Waits for the first of these to end, and raises its error if it failed."""
-    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        task.result()
 
 
 class Server(uvicorn.Server):

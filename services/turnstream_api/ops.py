@@ -149,7 +149,6 @@ class _ConsumerConfig(msgspec.Struct):
 class _ConsumerInfo(msgspec.Struct):
     name: str
     config: _ConsumerConfig
-    delivered: _Position
     ack_floor: _Position
     num_ack_pending: int = 0
     num_redelivered: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from turnstream.broker.pages import application
-from turnstream.broker.service import connect, unless
+from turnstream.broker.service import connect, first, unless
 from turnstream.settings import Settings
 from turnstream.views.database import Commits, Database
 from turnstream.wire.work import Work
@@ -47,9 +47,7 @@ async def _work(projector: Projector, sweep: Sweep, stop: asyncio.Event, ready: 
     ]
     stopped = asyncio.create_task(stop.wait())
     try:
-        done, _ = await asyncio.wait((stopped, *tasks), return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await first(stopped, *tasks)
     finally:
         stopped.cancel()
         for task in tasks:

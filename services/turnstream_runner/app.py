@@ -20,7 +20,7 @@ from turnstream import agents, subjects
 from turnstream.broker.connection import Broker
 from turnstream.broker.pages import application
 from turnstream.broker.pull import Pull
-from turnstream.broker.service import connect, unless
+from turnstream.broker.service import connect, first, unless
 from turnstream.log.handle import Sessions
 from turnstream.log.jetstream import JetStreamLog
 from turnstream.settings import Settings
@@ -117,9 +117,7 @@ async def _work(
     try:
         if ready:
             ready()
-        done, _ = await asyncio.wait((stopped, *taking, *beside), return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await first(stopped, *taking, *beside)
     finally:
         stopped.cancel()
         runner.stop_taking()

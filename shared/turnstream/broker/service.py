@@ -1,4 +1,4 @@
-"""How every service begins: a connection to the broker, with everything on it made as declared."""
+"""How every service begins, with a connection to the broker and everything on it made as declared, and when it ends."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
@@ -37,6 +37,13 @@ async def connect(
         await broker.close()
         raise
     return broker
+
+
+async def first(*tasks: "asyncio.Task[object]") -> None:
+    """Waits for the first of these to end, and raises its error if it failed."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[object, object, T]) -> T | None:
