@@ -4,13 +4,15 @@ from typing import Any
 
 import pytest
 from tests.support.beds import Bed, Reader
+from tests.support.nats import connect
+from tests.support.proxy import proxy
 from tests.support.waiting import eventually
 
 from turnstream.broker import puller as pulls
 from turnstream.broker.connection import Broker
 from turnstream.broker.declare import ensure_consumer
 from turnstream.broker.errors import BrokerClosed, BrokerFault
-from turnstream.broker.pull import Delivery
+from turnstream.broker.pull import Delivery, Pull
 from turnstream.broker.server import NatsServer
 from turnstream.subjects import Consumer
 
@@ -56,6 +58,35 @@ async def test_headers_and_headers_only(nats: Broker, bed: Bed):
     (delivery,) = await anext(pull)
     assert (delivery.data, delivery.headers) == (b"", {"ts-type": "run.ended", "Nats-Msg-Size": "5"})
     await pull.close()
+
+
+@pytest.mark.parametrize("word", ["ack", "nak", "term"])
+async def test_what_is_said_while_the_connection_is_away_is_not_heard_later(bed: Bed, nats_url: str, word: str):
+    """By then the message is in other hands, and the server obeys a word about an old delivery too."""
+    bed.consumer = Consumer(stream=bed.name, name="c", ack_wait=1)
+    async with proxy(nats_url) as line:
+        broker = await connect(line.url)
+        pull = Pull(broker, bed.consumer)
+        await bed.publish(1)
+        (old,) = await anext(pull)
+        line.listening = False
+        line.cut()
+        await eventually(lambda: not broker.nc.is_connected)
+        await getattr(old, word)()
+        await pull.close()
+        others = bed.pull()
+        (taken,) = await anext(others)
+        assert (taken.delivery, old.delivery) == (2, 1)
+        line.listening = True
+        await eventually(lambda: broker.nc.is_connected)
+        await broker.nc.flush()
+        more = asyncio.create_task(anext(others))
+        done, _ = await asyncio.wait([more], timeout=0.5)
+        assert not done, "it is in our hands"
+        assert (await bed.info())["num_ack_pending"] == 1
+        more.cancel()
+        await others.close()
+        await broker.close()
 
 
 async def test_nak_comes_again_later_term_never_progress_holds_on(bed: Bed):

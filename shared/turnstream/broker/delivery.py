@@ -1,4 +1,8 @@
-"""A message of a stream as a consumer hands it out. What happens to it is said with its own ack subject."""
+"""A message of a stream as a consumer hands it out. What happens to it is said with its own ack subject.
+
+While the connection is away nothing is said: what is buffered would be heard after the reconnect, when the message may
+be in other hands, and the server obeys a word about an old delivery too. Then the message comes again in time.
+"""
 
 from nats.aio.msg import Msg
 
@@ -31,20 +35,24 @@ class Delivery:
 
     async def ack(self) -> None:
         """It is dealt with. Nobody says that the server has heard it: whoever acks must bear a redelivery."""
-        await self._broker.publish(self._reply)
+        await self._say(b"")
 
     async def nak(self, delay: float | None = None) -> None:
         """Deliver it again, at once or in `delay` seconds."""
         body = b'-NAK {"delay":%d}' % round(delay * 1e9) if delay else b"-NAK"
-        await self._broker.publish(self._reply, body)
+        await self._say(body)
 
     async def progress(self) -> None:
         """It is being worked on: `ack_wait` begins anew."""
-        await self._broker.publish(self._reply, b"+WPI")
+        await self._say(b"+WPI")
 
     async def term(self) -> None:
         """Never deliver it again."""
-        await self._broker.publish(self._reply, b"+TERM")
+        await self._say(b"+TERM")
+
+    async def _say(self, word: bytes) -> None:
+        if self._broker.nc.is_connected:
+            await self._broker.publish(self._reply, word)
 
 
 def about(reply: str) -> list[str]:
