@@ -34,9 +34,9 @@ async def extent(broker: Broker) -> Extent:
     return Extent(found.created, found.state.last_seq, found.state.messages)
 
 
-def follow(broker: Broker, after: int) -> OrderedPull:
+def follow(broker: Broker, after: int, *, linger: float = 0.0) -> OrderedPull:
     """The events behind this sequence, and then every one that is stored."""
-    return OrderedPull(broker, subjects.SESSIONS, [subjects.EVENTS], after, batch=BATCH)
+    return OrderedPull(broker, subjects.SESSIONS, [subjects.EVENTS], after, batch=BATCH, linger=linger)
 
 
 def read(delivery: Delivery) -> Recorded:

@@ -3,7 +3,6 @@
 import asyncio
 import statistics
 import time
-from collections.abc import Awaitable, Callable
 from typing import Literal
 
 import msgspec
@@ -41,13 +40,3 @@ async def raw_rate(nc: Client, subject: str, payload: bytes, *, count: int = 600
     began = time.perf_counter()
     await asyncio.gather(*(worker() for _ in range(in_flight)))
     return count / (time.perf_counter() - began)
-
-
-async def median_seconds(count: int, once: Callable[[], Awaitable[object]]) -> float:
-    """The median time of so many calls, one after the other."""
-    times: list[float] = []
-    for _ in range(count):
-        began = time.perf_counter()
-        await once()
-        times.append(time.perf_counter() - began)
-    return median(times)

@@ -69,6 +69,16 @@ async def test_reads_only_what_it_is_asked_for(bed: Bed):
     await reader.close()
 
 
+async def test_a_reader_that_waited_gets_what_comes_within_its_linger_too(bed: Bed):
+    pull = ordered(bed, linger=0.5)
+    first = asyncio.ensure_future(anext(pull))
+    await eventually(lambda: consumers(bed))
+    await bed.publish(1)
+    await bed.publish(2)
+    assert [int(delivery.data) for delivery in await first] == [1, 2]
+    await pull.close()
+
+
 async def test_waits_at_the_end_of_the_stream(bed: Bed):
     await bed.publish(1, 2, 3)
     reader = Reader(ordered(bed, after=3), ack=False)

@@ -63,11 +63,21 @@ class Pull(Puller):
 class OrderedPull(Puller):
     """A stream's messages after sequence `after`, each once and in order, through an ephemeral consumer without acks.
 
+    A reader that had to wait also gets what comes within `linger` seconds of the first message: fewer, larger batches.
     Iterating raises `StreamBehind` where the stream ends before `after`.
     """
 
-    def __init__(self, broker: Broker, stream: str, filters: Iterable[str], after: int, *, batch: int = 500) -> None:
-        super().__init__(broker)
+    def __init__(
+        self,
+        broker: Broker,
+        stream: str,
+        filters: Iterable[str],
+        after: int,
+        *,
+        batch: int = 500,
+        linger: float = 0.0,
+    ) -> None:
+        super().__init__(broker, linger)
         self._stream = stream
         self._filters = list(filters)
         self._after = after

@@ -55,8 +55,9 @@ class _Request(msgspec.Struct):
 class Puller:
     """What both pulls share: credit, statuses, the watchdog, iteration."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, linger: float = 0.0) -> None:
         self._broker = broker
+        self._linger = linger
         self._loop = asyncio.get_running_loop()
         self._ready: list[Delivery] = []
         self._out = 0
@@ -81,10 +82,13 @@ class Puller:
         return self
 
     async def __anext__(self) -> list[Delivery]:
-        """Everything that has arrived, at least one delivery. Ends after `close`. One reader at a time."""
+        """Everything that has arrived, at least one delivery; after having waited for it, also what comes within
+        `linger`. Ends after `close`. One reader at a time."""
         if self._subscription is None and self._restarting is None and self._failure is None:
             self._restart("start")
+        waited = False
         while not self._ready:
+            waited = True
             if self._failure:
                 raise self._failure
             if self._closed:
@@ -96,6 +100,8 @@ class Puller:
                 await waiter
             finally:
                 self._waiter = None
+        if waited and self._linger:
+            await asyncio.sleep(self._linger)
         # Before the deliveries leave their place, so that a reader that is cancelled here finds them again.
         await self._fill(self._room_after_taking())
         ready, self._ready = self._ready, []
