@@ -9,10 +9,12 @@ import yaml
 
 from turnstream.settings import Settings
 from turnstream_cli.stack import SERVICES
+from turnstream_runner.runner import HANDOVER
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
+IGNORED = (ROOT / ".dockerignore").read_text().splitlines()
 
 
 def test_every_variable_names_a_setting() -> None:
@@ -40,6 +42,18 @@ def test_each_service_has_a_target_that_starts_it(service: str) -> None:
     target = DOCKERFILE.split(f"FROM base AS {service}\n")[1].split("\nFROM ")[0]
     assert f'CMD ["{service}"]' in target
     assert "HEALTHCHECK" in target
+
+
+def test_a_runner_is_left_the_time_to_hand_its_runs_over() -> None:
+    grace = COMPOSE["services"]["runner"]["stop_grace_period"]
+    assert float(grace.removesuffix("s")) > Settings.model_fields["drain_grace"].default + HANDOVER
+
+
+def test_the_build_is_given_what_it_copies_and_nothing_else() -> None:
+    given = {line.removeprefix("!") for line in IGNORED if line.startswith("!")}
+    copied = {path for line in re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.M) for path in line.split()}
+    assert "*" in IGNORED
+    assert given == copied
 
 
 def test_services_do_not_run_as_root() -> None:
