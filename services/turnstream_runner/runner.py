@@ -24,6 +24,8 @@ from turnstream_runner.leases import Lease, Leases
 
 LONGEST: Final = 600.0
 """Seconds that a session which cannot be driven is put off at most."""
+AWAY: Final = 1.0
+"""Seconds that it is put off where the broker did not answer: that is no fault of the session."""
 STUCK_MAX: Final = 1000
 """How many stuck sessions are listed."""
 HANDOVER: Final = 2.0
@@ -152,8 +154,9 @@ class Runner:
 
     async def _put_off(self, key: SessionKey, lease: Lease, error: Exception) -> None:
         count = lease.delivery.delivery
-        delay = min(self.leases.length * 2 ** (min(count, 16) - 1), LONGEST)
-        if not isinstance(error, Unavailable) or count > 1:
+        away = isinstance(error, Unavailable)
+        delay = AWAY if away else min(self.leases.length * 2 ** (min(count, 16) - 1), LONGEST)
+        if not away or count > 1:
             again_at = self._equipment.now() + round(delay * 1000)
             what = f"{type(error).__name__}: {error}"
             self._stuck.pop(key, None)
@@ -169,7 +172,7 @@ class Runner:
             delivery=count,
             delay=delay,
             error=error,
-            exc_info=not isinstance(error, Unavailable) and count == 1,
+            exc_info=not away and count == 1,
         )
         if not lease.doubtful:
             with suppress(BrokerFault):
