@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +19,7 @@ def test_only_what_cannot_be_stored_is_changed() -> None:
 def test_a_text_in_pieces_is_the_text(text: str, cuts: list[int]) -> None:
     edges = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
     joined = Joined()
-    pieces = [joined.feed(text[start:end]) for start, end in zip(edges, edges[1:], strict=False)]
+    pieces = [joined.feed(text[start:end]) for start, end in pairwise(edges)]
     whole = "".join([*pieces, joined.end()])
     assert whole == fit(text)
     whole.encode()

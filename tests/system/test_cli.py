@@ -178,7 +178,8 @@ async def test_dev_is_alone_on_its_data_comes_back_after_kill_9_and_stops_in_ord
     await tail.until_logged("before")
 
     dev.kill()
-    away = await home.run("sessions", expect=3)
+    nobody = {"TURNSTREAM_HTTP_PORT": "1"}  # where no other Turnstream of this machine listens
+    away = await home.run("sessions", expect=3, **nobody)
     assert "no Turnstream answers" in away.err
     assert tail.running
 
