@@ -333,7 +333,7 @@ class Drive:
             effect=effect,
             role=self._role,
             messages=history.build(events, run.n),
-            used=_call_ids(events, run.n),
+            used=_call_ids(events, run.n) if run.steps else (),
             traceparent=(await self._ledger.request(run)).traceparent,
         )
         del events

@@ -266,3 +266,22 @@ async def test_runs_that_are_live_are_counted(database: Database) -> None:
     later = log.time + 1
     for account, count in (("default", 3), ("other", 0), (None, 3)):
         assert len(await runs.live_before(database, later, limit=10, account=account)) == count
+
+
+async def test_of_many_live_runs_each_session_is_read_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log()
+    for n in range(40):
+        log.say(f"s{n % 2}", "again")
+    log.start("s1", 1)
+    await Views(database).show(log.events)
+    parsed: list[str] = []
+    parse = sessions.parse
+
+    def count(body: str) -> sessions.Row:
+        parsed.append(body)
+        return parse(body)
+
+    monkeypatch.setattr(sessions, "parse", count)
+    found = await runs.live_before(database, log.time + 1, limit=100)
+    assert len(found) == 40 and len(parsed) == 2
+    assert [(run.key.session, run.row.n) for run in found if run.is_next] == [("s0", 1), ("s1", 1)]

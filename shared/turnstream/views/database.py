@@ -35,7 +35,7 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError, OperationalError, Pro
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from turnstream.views.rows import text
+from turnstream.views.rows import bodies, text
 
 VERSION: Final = 1
 """Counts up whenever a table or a fold changes: views of another version are made anew by the projector."""
@@ -123,6 +123,10 @@ class Reader:
 
     async def rows(self, statement: Executable) -> Sequence[Row[tuple[object, ...]]]:
         return (await self._connection.execute(statement)).all()
+
+    async def bodies(self, table: Table, keys: Sequence[str]) -> dict[str, str]:
+        """The documents of the rows with these keys, as far as they exist."""
+        return dict(await bodies(self._connection, table, keys))
 
 
 class Database:

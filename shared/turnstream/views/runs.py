@@ -415,11 +415,9 @@ async def live_before(
     behind `after`. Raises `ViewsError`."""
 
     async def work(reader: Reader) -> list[LiveRun]:
-        runs, owners = table(reader.generation), sessions.table(reader.generation)
-        owner = owners.c.key == runs.c.account + "/" + runs.c.session
+        runs = table(reader.generation)
         statement = (
-            select(runs.c.account, runs.c.session, runs.c.body, owners.c.body.label("owner"))
-            .join(owners, owner)
+            select(runs.c.account, runs.c.session, runs.c.body)
             .where(sql("live_since IS NOT NULL"), runs.c.live_since < before)
             .where((runs.c.live_since > after[0]) | ((runs.c.live_since == after[0]) & (runs.c.key > after[1])))
             .order_by(runs.c.live_since, runs.c.key)
@@ -427,14 +425,17 @@ async def live_before(
         )
         if account is not None:
             statement = statement.where(runs.c.account == account)
-        return [_live(row.account, row.session, row.body, row.owner) for row in await reader.rows(statement)]
+        found = [(SessionKey(row.account, row.session), parse(row.body)) for row in await reader.rows(statement)]
+        # Each session once: it names its live runs, so one with many would be many times large.
+        owners = await reader.bodies(sessions.table(reader.generation), sorted({str(key) for key, _ in found}))
+        active = {key: sessions.parse(owner).active() for key, owner in owners.items()}
+        return [LiveRun(key, row, _is(active.get(str(key)), row)) for key, row in found]
 
     return await db.read(work)
 
 
-def _live(account: str, session: str, body: str, owner: str) -> LiveRun:
-    row, active = parse(body), sessions.parse(owner).active()
-    return LiveRun(SessionKey(account, session), row, active is not None and active.n == row.n)
+def _is(active: sessions.Live | None, row: Row) -> bool:
+    return active is not None and active.n == row.n
 
 
 class LiveRuns(msgspec.Struct, frozen=True):
