@@ -160,6 +160,22 @@ async def test_keys_are_followed_through_a_restart_of_the_broker(alone: Running,
     await eventually(shut, timeout=10)
 
 
+async def test_s56_where_the_keys_were_deleted_the_door_stays_shut_until_there_is_a_new_one(alone: Running) -> None:
+    for _ in range(2):
+        secret, _ = await keys.add_key(alone.broker, "acme")
+    await eventually(lambda: _open(alone, secret))
+    await alone.broker.api("STREAM.DELETE.KV_keys")
+
+    async def shut() -> bool:
+        return await status(alone, "/v1/sessions/none/queue", secret) == 401
+
+    await eventually(shut, 20)
+    assert await status(alone, "/v1/sessions/none/queue", None) == 401
+    new, _ = await keys.add_key(alone.broker, "acme")
+    await eventually(lambda: _open(alone, new))
+    assert await shut()
+
+
 async def test_what_is_no_key_is_said(alone: Running) -> None:
     with pytest.raises(ValueError, match="no account"):
         await keys.add_key(alone.broker, "Not An Account")
