@@ -68,7 +68,10 @@ def no_container(image: str) -> str:
     """Why containers of this image cannot be started here; empty if they can."""
     import docker
     from docker.errors import DockerException, ImageNotFound
+    from testcontainers.core.config import testcontainers_config
 
+    # Testcontainers' own image is needed too: it removes what a test run that was killed left behind.
+    needed = [image] if testcontainers_config.ryuk_disabled else [image, testcontainers_config.ryuk_image]
     host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     if host.startswith("unix://"):  # looked at first, for docker's client leaks its socket when nobody listens
         with socket.socket(socket.AF_UNIX) as engine_socket:
@@ -77,9 +80,10 @@ def no_container(image: str) -> str:
     try:
         with contextlib.closing(docker.from_env(timeout=2)) as engine:
             engine.ping()
-            engine.images.get(image)
+            for each in needed:
+                engine.images.get(each)
     except ImageNotFound:
-        return f"no image {image}"
+        return f"no image {each}"
     except (DockerException, OSError):
         return "no Docker engine answers"
     return ""
