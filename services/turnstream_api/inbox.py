@@ -1,8 +1,9 @@
 """What taking a message from the inbox means: `post_message` for a program that only publishes.
 
-The body is plain text, or the JSON object that `post_message` takes. `Nats-Msg-Id` is the idempotency key; without
-one the body's `message_id` is, else the message's place in the inbox. An unknown session is opened, with the policy
-that the settings say (`inbox_on_busy`), for nobody is there to read a 409.
+The body is plain text, or the JSON object that `post_message` takes. The idempotency key is the header of that name,
+else `Nats-Msg-Id` (of which the broker itself, whatever the subjects, keeps only the first of two messages within a tenth
+of a second), else the body's `message_id`, else the message's place in the inbox. An unknown session is opened, with the
+policy that the settings say (`inbox_on_busy`), for nobody is there to read a 409.
 """
 
 import msgspec
@@ -47,7 +48,7 @@ class Postbox:
             raise checks.no_session(letter.session)
         request = convert(POST, {**_fields(letter.data), "session": letter.session})
         assert isinstance(request, messages.PostMessage)
-        given = letter.headers.get(subjects.MESSAGE_ID)
+        given = letter.headers.get(subjects.IDEMPOTENCY_KEY, letter.headers.get(subjects.MESSAGE_ID))
         place = None if request.message_id else f"inbox {letter.seq} {letter.time}"
         caller = Caller(
             account=letter.account,

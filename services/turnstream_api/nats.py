@@ -113,7 +113,7 @@ class Served(Endpoint):
 
 
 def _key(headers: dict[str, str]) -> str | None:
-    given = headers.get("Idempotency-Key")
+    given = headers.get(subjects.IDEMPOTENCY_KEY)
     return None if given is None else idempotency_key(given.encode())
 
 

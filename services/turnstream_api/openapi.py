@@ -256,7 +256,12 @@ _FLOWS: dict[str, Json] = {
         "headers": {
             "type": "object",
             "properties": {
-                subjects.MESSAGE_ID: {"type": "string", "description": "The idempotency key."},
+                subjects.IDEMPOTENCY_KEY: {"type": "string", "description": "A repeat with it has no second effect."},
+                subjects.MESSAGE_ID: {
+                    "type": "string",
+                    "description": "The same, where there is no Idempotency-Key. The broker keeps only the first of "
+                    "two messages with one id within a tenth of a second: choose ids that nobody else has.",
+                },
                 subjects.ACTOR: {"type": "string", "description": "Who says it."},
                 TRACEPARENT: _TEXT,
             },

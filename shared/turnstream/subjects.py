@@ -36,6 +36,8 @@ TYPE = "ts-type"
 """Header: the event's type."""
 CAUSE = "ts-cause"
 """Header of a wake-up: the log sequence that caused it."""
+IDEMPOTENCY_KEY = "Idempotency-Key"
+"""Header of a request or a message: what makes a repeat recognisable."""
 ACTOR = "ts-actor"
 """Header of a request: who asks."""
 

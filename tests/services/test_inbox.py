@@ -101,6 +101,16 @@ async def test_a_repeat_with_its_id_has_one_effect_and_without_one_it_is_another
     assert over_http.status_code == 200 and over_http.headers["idempotency-replayed"] == "true"
 
 
+async def test_a_key_of_one_session_is_no_key_of_another(api: Running) -> None:
+    """Unlike a `Nats-Msg-Id`, of which the broker drops the second whatever its subject."""
+    for session in ("s1", "s2", "s1"):
+        await publish(api.broker, api.account, session, f"to {session}", Idempotency_Key="k1")
+    await eventually(lambda: _done(api.broker))
+    for session in ("s1", "s2"):
+        (event,) = await said(api, session, 1)
+        assert event["data"]["content"][0]["text"] == f"to {session}"
+
+
 async def test_what_cannot_be_taken_goes_to_refused_with_the_reason(api: Running) -> None:
     await api.open("busy", policy={"on_busy": "reject"})
     await api.say("busy")

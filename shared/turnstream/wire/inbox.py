@@ -36,7 +36,7 @@ ORIGIN = "ts-refused-seq"
 """Headers of a refused message: why, in one word and in a sentence, and its sequence in `INBOX`."""
 SIZE = "ts-refused-size"
 """Header of one that was cut: how many bytes it had."""
-KEEP = (subjects.MESSAGE_ID, subjects.ACTOR)
+KEEP = (subjects.IDEMPOTENCY_KEY, subjects.MESSAGE_ID, subjects.ACTOR)
 """Headers of the message itself that go with it, the names behind a `ts-refused-`."""
 HEADER_MAX = 1024
 """Characters of a header that are kept."""
