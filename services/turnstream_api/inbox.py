@@ -1,9 +1,9 @@
 """What taking a message from the inbox means: `post_message` for a program that only publishes.
 
 The body is plain text, or the JSON object that `post_message` takes. The idempotency key is the header of that name,
-else `Nats-Msg-Id` (of which the broker itself, whatever the subjects, keeps only the first of two messages within a tenth
-of a second), else the body's `message_id`, else the message's place in the inbox. An unknown session is opened, with the
-policy that the settings say (`inbox_on_busy`), for nobody is there to read a 409.
+else `Nats-Msg-Id` (the broker itself, whatever the subjects, keeps only the first of two messages with one id within
+a tenth of a second), else the body's `message_id`, else the message's place in the inbox. An unknown session is
+opened, with the policy that the settings say (`inbox_on_busy`), for nobody is there to read a 409.
 """
 
 import msgspec
