@@ -1,17 +1,22 @@
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 from faststream import FastStream
 from nats.aio.msg import Msg
 from tests.support.nats import connect, freeze, thaw
 from tests.support.waiting import eventually
 
 from turnstream.broker.connection import Broker
-from turnstream.broker.errors import BrokerClosed, BrokerDenied, BrokerError, BrokerTimeout, NoResponders
+from turnstream.broker.errors import BrokerClosed, BrokerDenied, BrokerError, BrokerFault, BrokerTimeout, NoResponders
 from turnstream.broker.server import NatsServer
+from turnstream.broker.shell import TenaciousClient
+
+Factory = Callable[[], asyncio.AbstractEventLoop]
 
 ACCOUNTS = """
 authorization {
@@ -335,3 +340,56 @@ async def test_a_handler_that_fails_is_logged(broker: Broker, caplog: pytest.Log
     await broker.publish("jobs", b"")
     await eventually(lambda: "broken handler" in caplog.text)
     await broker.faststream.stop()
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+class TestAtTheVeryMoment:
+    """In which a connection is lost, after any number of turns of the loop; the two loops say it differently."""
+
+    TURNS = range(16)
+
+    async def losing(self, url: str, turns: int) -> Broker:
+        broker = await connect(url)
+        await broker.subscribe("any.>", _ignore)
+        client = broker.nc
+        assert isinstance(client, TenaciousClient)
+        client.abort()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return broker
+
+    def test_nothing_but_faults_of_the_broker_is_raised(self, nats_url: str, factory: Factory):
+        async def run() -> None:
+            for turns in self.TURNS:
+                broker = await self.losing(nats_url, turns)
+                subscription = await broker.subscribe("other.>", _ignore)
+                for _ in range(8):
+                    await broker.publish("any.thing")
+                    await asyncio.sleep(0)
+                with contextlib.suppress(BrokerFault):
+                    await broker.request("$JS.API.INFO", timeout=0.001)
+                await subscription.unsubscribe()
+                await eventually(lambda broker=broker: broker.nc.is_connected)
+                assert await broker.api("INFO")
+                await broker.close()
+
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(run())
+
+    def test_it_can_be_closed(self, nats_url: str, factory: Factory):
+        async def run() -> None:
+            for turns in self.TURNS:
+                broker = await self.losing(nats_url, turns)
+                await broker.publish("any.thing")
+                await broker.close()
+                assert broker.closed
+                broker = await self.losing(nats_url, turns)
+                await broker.close()
+            await eventually(lambda: len(asyncio.all_tasks()) == 1, what="the end of every task")
+
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(run())
+
+
+async def _ignore(message: Msg) -> None:
+    """Whatever it is."""

@@ -7,7 +7,6 @@ still use, when the application stops.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -105,6 +104,29 @@ class TenaciousClient(Client):
         self.abort()
         await super()._connect_to_server(s)
 
+    async def _flush_pending(self, force_flush: bool = False) -> object:
+        """uvloop raises where the socket is lost already and nobody has noticed yet: what is pending stays pending."""
+        try:
+            return await super()._flush_pending(force_flush)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        except RuntimeError:
+            return None
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        """Where the socket is lost nothing can be sent any more; nats-py tries, fails and leaves its tasks behind."""
+        try:
+            await super()._close(status, do_cbs)
+        except (Error, OSError, RuntimeError):
+            pass
+        except asyncio.CancelledError:  # of a reconnect, which is given up, and waits for the same socket's end
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
+        finally:
+            for subscription in self._subs.values():
+                if waiting := subscription._wait_for_msgs_task:  # pyright: ignore[reportPrivateUsage]
+                    waiting.cancel()
+            self._subs.clear()
+            self.abort()
+
     def abort(self) -> None:
         """Drops the socket and whatever it has buffered."""
         writer = getattr(self._transport, "_io_writer", None)
@@ -191,8 +213,7 @@ class Shell(NatsBroker):
         # nats-py waits for the socket's end without a limit; the socket is aborted where it does not come.
         abort = asyncio.get_running_loop().call_later(_GOODBYE, _abort, connection)
         try:
-            with contextlib.suppress(Error, OSError):
-                await connection.close()
+            await connection.close()
         finally:
             abort.cancel()
         self.config.disconnect()
