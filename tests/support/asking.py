@@ -67,15 +67,16 @@ class OverHttp:
 class OverNats:
     """Asks whichever API process the broker chooses."""
 
-    def __init__(self, broker: Broker, account: str = "default") -> None:
+    def __init__(self, broker: Broker, account: str = "default", *, timeout: float = TIMEOUT) -> None:
         self._broker = broker
         self._account = account
+        self._timeout = timeout
 
     async def ask(self, operation: str, /, *, key: str | None = None, **fields: Any) -> Answer:
         headers = {"Idempotency-Key": key} if key else {}
         subject = f"ts.api.{self._account}.{operation}"
         try:
-            message = await self._broker.request(subject, json.dumps(fields).encode(), headers, timeout=TIMEOUT)
+            message = await self._broker.request(subject, json.dumps(fields).encode(), headers, timeout=self._timeout)
         except BrokerFault as error:
             raise NoAnswer(f"{operation} over NATS: {error!r}") from error
         said: Mapping[str, str] = message.headers or {}
