@@ -192,7 +192,7 @@ def plan(
         "nats_password": password,
         "data_dir": folder,
         "lease": LEASE,
-        "sweep_every": 600,  # it would hide a wake-up that is lost
+        "sweep_every": 60.0,  # seldom: it must not hide that a wake-up is lost
         "after_timeout": 30.0,
         "append_timeout": 3.0,
     }
@@ -204,7 +204,7 @@ def plan(
     return Deployment(
         url,
         services,
-        Settings(data_dir=folder).database,
+        Settings(data_dir=folder, database_url=str(settings.get("database_url", ""))).database,
         server=None if isinstance(server, str) else server,
         credentials={"user": user, "password": password} if user else {},
     )
