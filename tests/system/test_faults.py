@@ -5,7 +5,7 @@ their way, and a log that takes no more. What was acknowledged is there, once; n
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -13,7 +13,8 @@ import pytest
 from nats.aio.msg import Msg
 from tests.support.asking import Answer, NoAnswer, OverHttp, events, insist, opened, outcome, say, types
 from tests.support.deployment import Deployment
-from tests.support.follower import Follower, following
+from tests.support.follower import following
+from tests.support.load import Load
 from tests.support.proxy import proxy
 from tests.support.waiting import eventually
 
@@ -40,11 +41,10 @@ class Listener:
         return {seq: msgspec.json.decode(data) for name, seq, data in self.heard if name == session}
 
 
-async def nothing_untold(listener: Listener, follower: Follower, stored: list[dict[str, Any]]) -> None:
-    """Whatever anybody was told is in the log; and who followed was told all of it."""
-    assert follower.records == stored
+def only_what_is_stored(listener: Listener, session: str, stored: list[dict[str, Any]]) -> None:
+    """Whatever was published of a session is in its log."""
     by_seq = {event["seq"]: event for event in stored}
-    for seq, event in listener.of(follower.session).items():
+    for seq, event in listener.of(session).items():
         assert by_seq[seq] == event | {"seq": seq, "storedat": by_seq[seq]["storedat"]}
 
 
@@ -52,55 +52,23 @@ async def test_s51_a67_a_broker_that_is_killed_under_load_loses_nothing_acknowle
     deployment: Deployment, session: str
 ) -> None:
     """Twice, with kill -9. The services reconnect by themselves; nobody was told anything that is not stored."""
+    assert deployment.broker and deployment.server
     pids = {name: service.pid for name, service in deployment.services.items()}
-    sessions = [f"{session}-{n}" for n in range(6)]
-    acknowledged: dict[str, dict[str, int]] = {name: {} for name in sessions}
     listener = Listener()
-    assert deployment.broker
     await listener.listen(deployment.broker)
-    over = asyncio.Event()
-
-    async def write(name: str, follower: Follower) -> None:
-        """Goes on while the broker dies: a lost answer is asked for again, here or there."""
-        n = 0
-        while not over.is_set():
-            n += 1
-            fields = {"message_id": f"m{n}", "content": f'[tool add {{"a":{n},"b":0}}][then][wait 20ms][say {n}]'}
-            answer = await insist(deployment.apis, "post_message", session=name, **fields)
-            assert answer.status in (200, 202), answer
-            acknowledged[name][f"m{n}"] = answer.body["seq"]
-            await follower.until("run.ended", count=n - 2)
-
-    def count() -> int:
-        return sum(map(len, acknowledged.values()))
-
-    async with AsyncExitStack() as stack:
-        followers: list[Follower] = []
-        for n, name in enumerate(sessions):
-            await opened(deployment.nats, name, policy={"on_busy": "queue"})
-            followers.append(await stack.enter_async_context(following(name, deployment.urls[n % 2])))
-        writing = [asyncio.create_task(write(*pair)) for pair in zip(sessions, followers, strict=True)]
-        for goal in (30, 80):
-            await eventually(lambda goal=goal: count() >= goal or any(task.done() for task in writing), 60)
-            deployment.server.kill()
-            if goal == 80:
-                await says_that_it_cannot(deployment.apis[0], sessions[0])
-            await deployment.server.start()
-        await eventually(lambda: count() >= 120 or any(task.done() for task in writing), 60)
-        over.set()
-        await asyncio.gather(*writing)
-        for name, follower in zip(sessions, followers, strict=True):
-            await follower.until("run.ended", count=len(acknowledged[name]))
-            stored = await events(deployment.apis[0], name)
-            posted = {
-                event["data"]["message_id"]: event["seq"] for event in stored if event["type"] == "message.posted"
-            }
-            assert posted == acknowledged[name]
-            kinds = [event["type"] for event in stored]
-            assert kinds.count("message.posted") == kinds.count("run.ended") == len(posted), "none twice"
-            ends = [event["data"] for event in stored if event["type"] == "run.ended"]
-            assert [end["content"] for end in ends] == [str(n) for n in range(1, len(posted) + 1)]
-            await nothing_untold(listener, follower, stored)
+    prompt = '[tool add {{"a":1,"b":0}}][then][wait 20ms][say {}]'
+    load = Load(deployment, [f"{session}-{n}" for n in range(6)], prompt)
+    async with load.going_on():
+        await load.until(30)
+        deployment.server.kill()
+        await deployment.server.start()
+        await load.until(80)
+        deployment.server.kill()
+        await says_that_it_cannot(deployment.apis[0], load.sessions[0])
+        await deployment.server.start()
+        await load.until(120)
+        for name, stored in (await load.made_up()).items():
+            only_what_is_stored(listener, name, stored)
     assert {name: service.pid for name, service in deployment.services.items() if service.running} == pids
     await deployment.check()
 
@@ -153,8 +121,8 @@ async def test_a67_what_the_log_refuses_nobody_was_told(deployment: Deployment, 
             await each.until("run.ended", count=2)
         stored = await events(one, session)
         assert [event["type"] for event in stored].count("message.posted") == 2
-        await nothing_untold(listener, follower, stored)
-        assert other.records == stored
+        assert follower.records == other.records == stored
+        only_what_is_stored(listener, session, stored)
     await deployment.check()
 
 
