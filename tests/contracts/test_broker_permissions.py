@@ -221,6 +221,7 @@ async def test_an_answer_cannot_be_sent_into_a_session(services: Broker, program
         answered.set()
 
     await services.subscribe("ts.api.*.*", answer)
+    await services.nc.flush()
     await program.nc.publish(subject, b"{}", reply=session(THEIRS))
     await program.nc.flush()
     if "api" in subject:
