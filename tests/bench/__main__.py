@@ -16,6 +16,8 @@ from rich.table import Table
 from tests.bench import bench_api, bench_log, bench_start, bench_turns, bench_views
 from tests.bench.figures import Figure
 
+from turnstream import telemetry
+
 
 async def views() -> dict[str, Figure]:
     return {"views_throughput": await bench_views.views_throughput(), "list_page": await bench_views.list_page()}
@@ -59,7 +61,7 @@ def show(figures: dict[str, Figure], stated: dict[str, float | str]) -> None:
         )
     for name, value in stated.items():
         table.add_row(name, _round(value), "", "stated", "")
-    Console(width=160).print(table)
+    Console(width=200).print(table)
 
 
 def _round(value: float | str) -> str:
@@ -67,6 +69,7 @@ def _round(value: float | str) -> str:
 
 
 def main(arguments: list[str]) -> int:
+    telemetry.configure(level="warning", format="console")
     wanted = arguments or [*GROUPS, "synced", "start"]
     if unknown := set(wanted) - {*GROUPS, "synced", "start"}:
         print(f"no such group: {', '.join(sorted(unknown))}", file=sys.stderr)
