@@ -222,11 +222,17 @@ async def test_an_answer_cannot_be_sent_into_a_session(services: Broker, program
 
     await services.subscribe("ts.api.*.*", answer)
     await services.nc.flush()
-    await program.nc.publish(subject, b"{}", reply=session(THEIRS))
-    await program.nc.flush()
+
+    async def ask() -> bool:
+        """Again and again: in 1 of 20 cases the server drops what first goes from account to account (2.15.1)."""
+        await program.nc.publish(subject, b"{}", reply=session(THEIRS))
+        await program.nc.flush()
+        return answered.is_set()
+
     if "api" in subject:
-        await asyncio.wait_for(answered.wait(), 5)
+        await eventually(ask)
     else:
+        await ask()
         await eventually(lambda: stored(services, "INBOX"))
     await services.nc.flush()
     assert await stored(services, "SESSIONS") == 0
