@@ -19,7 +19,7 @@ dev: setup ## start everything in one process, data in .turnstream
 
 check: setup ## style, types, floors of the architecture
 	$(RUN)/ruff check && $(RUN)/ruff format --check
-	$(RUN)/pyright
+	$(RUN)/pyright --pythonpath $(RUN)/python
 	$(RUN)/lint-imports
 
 test: setup ## the tests, without the slow ones
