@@ -11,12 +11,17 @@ import msgspec
 
 from turnstream.ids import SessionKey, derive
 from turnstream.session.commands import (
+    AnswerRequest,
     CancelRun,
     Command,
+    DeleteSession,
+    EraseSession,
+    ExpireRequest,
     OpenSession,
     Origin,
     PostMessage,
     RecordFact,
+    RetrySession,
     RunFact,
     StartRun,
     UpdateSession,
@@ -25,9 +30,14 @@ from turnstream.session.commands import (
 from turnstream.session.decide import Decision, decide
 from turnstream.session.errors import Rejected
 from turnstream.session.events import (
+    NO_POLICY,
+    Answered,
+    Answers,
+    Ask,
     Error,
     Event,
     Fact,
+    Leftover,
     Limits,
     MessagePosted,
     MessageWithdrawn,
@@ -35,14 +45,23 @@ from turnstream.session.events import (
     Opens,
     Part,
     PolicyData,
+    Queued,
     Recorded,
+    RequestAnswered,
+    RequestExpired,
     RunCancelRequested,
     RunEnded,
     RunReleased,
+    RunRequested,
     RunStarted,
+    RunSteered,
+    RunWaiting,
+    SessionDeleted,
+    SessionErased,
     SessionOpened,
     Spec,
     Starts,
+    Steers,
     Title,
     ToolCall,
     ToolReturned,
@@ -73,8 +92,8 @@ NOTHING = None
 # -- facts ------------------------------------------------------------------------------------------------------------
 
 
-def spec(agent: str = "default", **limits: Any) -> Spec:
-    return msgspec.structs.replace(AGENTS[agent], limits=Limits(**limits))
+def spec(agent: str = "default", policy: PolicyData = NO_POLICY, durable: bool = False, **limits: Any) -> Spec:
+    return msgspec.structs.replace(AGENTS[agent], policy=policy, durable=durable, limits=Limits(**limits))
 
 
 def said(text: str) -> tuple[Part, ...]:
@@ -85,21 +104,44 @@ def opened(**fields: Any) -> SessionOpened:
     return SessionOpened(**fields)
 
 
-def posted(message: str, run: int, text: str = "hello", *, by: Spec | None = None, **fields: Any) -> MessagePosted:
+def posted(
+    message: str, run: int, text: str = "hello", *, by: Spec | None = None, author: str = ANN, **fields: Any
+) -> MessagePosted:
     starts = Starts(run=run, spec=by or spec())
-    return MessagePosted(message_id=message, author=ANN, content=said(text), starts=starts, **fields)
+    return MessagePosted(message_id=message, author=author, content=said(text), starts=starts, **fields)
 
 
-def queued(message: str, run: int, text: str = "hello", *, by: Spec | None = None) -> MessagePosted:
-    waits = Starts(run=run, spec=by or spec())
-    return MessagePosted(message_id=message, author=ANN, content=said(text), queued=waits)
+def queued(
+    message: str, run: int, text: str = "hello", *, by: Spec | None = None, author: str = ANN, interrupts: int = 0
+) -> MessagePosted:
+    waits = Queued(run=run, spec=by or spec(), interrupts=interrupts)
+    return MessagePosted(message_id=message, author=author, content=said(text), queued=waits)
 
 
-def notice(message: str, text: str = "by the way") -> MessagePosted:
-    return MessagePosted(message_id=message, author=ANN, kind="notice", content=said(text))
+def steers(message: str, run: int, text: str = "hello", *, author: str = ANN) -> MessagePosted:
+    return MessagePosted(message_id=message, author=author, content=said(text), steers=Steers(run=run))
 
 
-def withdrawn(message: str, run: int) -> MessageWithdrawn:
+def answers(message: str, run: int, text: str = "hello", *, author: str = ANN, **said_to: Any) -> MessagePosted:
+    """A message that answers requests: `q1="blue"`, or declines them: `q1=None`."""
+    requests = tuple(
+        Answered(request=f"s1.{run}.{name}", answer=answer, declined=answer is None) for name, answer in said_to.items()
+    )
+    return MessagePosted(
+        message_id=message, author=author, content=said(text), answers=Answers(run=run, requests=requests)
+    )
+
+
+def passed_over(message: str, text: str = "hello", *, author: str = ANN) -> MessagePosted:
+    """A message of an author who may not start a turn."""
+    return MessagePosted(message_id=message, author=author, content=said(text))
+
+
+def notice(message: str, text: str = "by the way", *, author: str = ANN) -> MessagePosted:
+    return MessagePosted(message_id=message, author=author, kind="notice", content=said(text))
+
+
+def withdrawn(message: str, run: int = 0) -> MessageWithdrawn:
     return MessageWithdrawn(message_id=message, by=ANN, run=run)
 
 
@@ -113,6 +155,15 @@ def handover(run: int, attempt: int, wake: Wake = WAKE) -> RunStarted:
     return RunStarted(run=run, attempt=attempt, runner=RUNNER, wake=wake, trigger="handover")
 
 
+def resumed(run: int, attempt: int, *messages: str, by: Any = "answers", wake: Wake = WAKE) -> RunStarted:
+    """A start of a run whose requests are closed."""
+    return RunStarted(run=run, attempt=attempt, runner=RUNNER, wake=wake, trigger=by, message_ids=messages)
+
+
+def requested(run: int, *messages: str, retry_of: int, by: Spec | None = None) -> RunRequested:
+    return RunRequested(run=run, spec=by or spec(), message_ids=messages, retry_of=retry_of)
+
+
 def released(run: int, attempt: int = 1) -> RunReleased:
     return RunReleased(run=run, attempt=attempt)
 
@@ -121,6 +172,32 @@ def replied(run: int, step: int, *calls: str, attempt: int = 1, text: str = "", 
     asked = tuple(ToolCall(id=call, name="look", arguments="{}") for call in calls)
     usage = Usage(output_tokens=tokens)
     return ModelReplied(run=run, attempt=attempt, step=step, content=text, tool_calls=asked, usage=usage)
+
+
+def asks(run: int, step: int, attempt: int = 1, text: str = "", **calls: Any) -> ModelReplied:
+    """A reply whose calls ask: `a="question"`, `b="approval"`, or not: `c=None`."""
+    asked = tuple(ToolCall(id=call, name="look", arguments="{}", asks=kind) for call, kind in calls.items())
+    return ModelReplied(run=run, attempt=attempt, step=step, content=text, tool_calls=asked)
+
+
+def ask(call: str, k: int = 1, *, run: int = 1, kind: Any = "question", **fields: Any) -> Ask:
+    return Ask(request=f"s1.{run}.q{k}", kind=kind, call_id=call, prompt="well?", **fields)
+
+
+def waiting(run: int, *requests: Ask, attempt: int = 1) -> RunWaiting:
+    return RunWaiting(run=run, attempt=attempt, requests=requests)
+
+
+def answered(run: int, k: int = 1, answer: object = None, **fields: Any) -> RequestAnswered:
+    return RequestAnswered(run=run, request=f"s1.{run}.q{k}", answer=answer, **{"by": ANN, **fields})
+
+
+def expired(run: int, k: int = 1) -> RequestExpired:
+    return RequestExpired(run=run, request=f"s1.{run}.q{k}")
+
+
+def steered(run: int, *messages: str, attempt: int = 1) -> RunSteered:
+    return RunSteered(run=run, attempt=attempt, message_ids=messages)
 
 
 def tool_started(run: int, call: str, attempt: int = 1) -> ToolStarted:
@@ -137,6 +214,18 @@ def cancel_requested(run: int, by: str = ANN) -> RunCancelRequested:
 
 def ended(run: int, status: Any = "completed", attempt: int = 1, **fields: Any) -> RunEnded:
     return RunEnded(run=run, attempt=attempt, status=status, **fields)
+
+
+def left_over(run: int, *messages: str, by: Spec | None = None) -> Leftover:
+    return Leftover(run=run, spec=by or spec(), message_ids=messages)
+
+
+def deleted(mode: Any = "erase") -> SessionDeleted:
+    return SessionDeleted(mode=mode, by=ANN)
+
+
+def erased(mode: Any = "erase", *, removed: int, last_run: int, at: int) -> SessionErased:
+    return SessionErased(mode=mode, by=ANN, events_removed=removed, last_run=last_run, deleted_at=at)
 
 
 def failure(code: Any, message: str = "") -> Error:
@@ -171,8 +260,34 @@ def withdraw(message: str) -> WithdrawMessage:
     return WithdrawMessage(origin=origin(f"withdraw {message}"), message_id=message)
 
 
-def cancel(run: int, reason: str = "") -> CancelRun:
-    return CancelRun(origin=origin(f"cancel {run}"), run=run, reason=reason)
+def cancel(run: int, reason: str = "", *, disconnected: bool = False) -> CancelRun:
+    return CancelRun(origin=origin(f"cancel {run}"), run=run, reason=reason, disconnected=disconnected)
+
+
+def answer(run: int, answer: object = None, *, k: int | None = None, at: int = 0, **fields: Any) -> AnswerRequest:
+    """Answers the request `k` of the run, or the only one, at the time `at`."""
+    name = f"answer {run} {k} {answer} {fields}"
+    return AnswerRequest(origin=origin(name, time=at), run=run, request=k, answer=answer, **fields)
+
+
+def approve(run: int, approved: bool = True, **fields: Any) -> AnswerRequest:
+    return answer(run, approved=approved, **fields)
+
+
+def expire(run: int, k: int = 1, *, now: int) -> ExpireRequest:
+    return ExpireRequest(origin=origin(f"expire {run} {k}"), run=run, request=k, now=now)
+
+
+def retry() -> RetrySession:
+    return RetrySession(origin=origin("retry"), specs=AGENTS)
+
+
+def delete(**fields: Any) -> DeleteSession:
+    return DeleteSession(origin=origin("delete"), specs=AGENTS, **fields)
+
+
+def erase(removed: int = 0) -> EraseSession:
+    return EraseSession(origin=origin("erase"), events_removed=removed)
 
 
 def start(fact: RunStarted, *, gone: Iterable[int] = (), nonce: str = "n") -> StartRun:

@@ -85,7 +85,7 @@ def test_opening_again_changes_the_fields_that_are_given() -> None:
 
 def test_a_message_opens_the_session_that_it_needs() -> None:
     opens = Opens(agent="poet", policy=QUEUE)
-    outcome = given().when(post("m1", opens=opens)).then(posted("m1", 1, by=AGENTS["poet"], opens=opens))
+    outcome = given().when(post("m1", opens=opens)).then(posted("m1", 1, by=spec("poet", QUEUE), opens=opens))
     assert outcome.session.policy == QUEUE
     given(*IDLE).when(post("m2", opens=opens)).then(posted("m2", 2))
 
@@ -142,8 +142,8 @@ def test_s03_a_refusal_names_the_run_that_holds_the_turn() -> None:
 @pytest.mark.parametrize("live", [QUEUED, RUNNING, CALLING, RELEASED])
 def test_s03_queue_lets_it_wait_for_its_turn(live: tuple) -> None:
     session = given(opened(policy=QUEUE), *live[1:])
-    outcome = session.when(post("m2")).then(queued("m2", 2), wakes=())
-    outcome.and_when(post("m3")).then(queued("m3", 3), wakes=())
+    outcome = session.when(post("m2")).then(queued("m2", 2, by=spec(policy=QUEUE)), wakes=())
+    outcome.and_when(post("m3")).then(queued("m3", 3, by=spec(policy=QUEUE)), wakes=())
 
 
 def test_s03_queued_messages_run_in_order_one_at_a_time() -> None:
@@ -161,7 +161,8 @@ def test_a_message_carries_its_own_on_busy() -> None:
 
 
 def test_the_policy_of_a_session_can_be_changed() -> None:
-    given(*RUNNING, SessionUpdated(policy=QUEUE)).when(post("m2")).then(queued("m2", 2))
+    changed = given(*RUNNING, SessionUpdated(policy=QUEUE))
+    changed.when(post("m2")).then(queued("m2", 2, by=spec(policy=QUEUE)))
     given(opened(policy=QUEUE), *RUNNING[1:], SessionUpdated(policy=PolicyData())).when(post("m2")).then(
         rejected("run_active")
     )
@@ -325,9 +326,10 @@ def test_a_run_that_never_was_cannot_be_cancelled() -> None:
     given(*IDLE).when(cancel(0)).then(rejected("not_found"))
 
 
-def test_a_run_given_back_is_cancelled_at_once_unless_a_call_is_open() -> None:
-    given(*RELEASED).when(cancel(1)).then(ended(1, "cancelled", attempt=1))
-    given(*CALLING, released(1)).when(cancel(1)).then(cancel_requested(1), wakes=("default",))
+def test_a_run_given_back_is_cancelled_at_once_with_the_calls_that_are_open() -> None:
+    given(*RELEASED).when(cancel(1)).then(ended(1, "cancelled", model="demo"))
+    outcome = given(*CALLING, released(1)).when(cancel(1))
+    outcome.then(ended(1, "cancelled", model="demo", unfinished=("a", "b")), wakes=())
 
 
 def test_cancelling_the_front_wakes_the_queue_of_the_next() -> None:
@@ -344,9 +346,9 @@ def test_a16_after_a_cancel_nothing_else_is_accepted() -> None:
     asked.when(start(started(1, 2, wake=REDELIVERED))).then(rejected("invalid_transition"))
     calling = given(*CALLING, cancel_requested(1))
     calling.when(record(tool_started(1, "a"))).then(rejected("invalid_transition"))
-    calling.when(record(ended(1, "cancelled"))).then(rejected("invalid_transition"))
-    settled = calling.when(record(returned(1, "a", status="interrupted"))).and_when(record(returned(1, "b")))
-    settled.and_when(record(ended(1, "cancelled"))).then(ended(1, "cancelled"))
+    calling.when(record(ended(1, "cancelled"))).then(ended(1, "cancelled", unfinished=("a", "b")))
+    settled = calling.when(record(returned(1, "a"))).then(returned(1, "a"))
+    settled.and_when(record(ended(1, "cancelled"))).then(ended(1, "cancelled", unfinished=("b",)))
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "cancelled", "timed_out"])
@@ -495,9 +497,14 @@ def test_each_call_has_one_result() -> None:
     )
 
 
-def test_a_run_with_an_open_call_does_not_end() -> None:
-    for status in ("completed", "failed", "timed_out", "cancelled"):
-        given(*CALLING).when(record(ended(1, status))).then(rejected("invalid_transition"))
+def test_a_run_with_an_open_call_does_not_complete_and_another_end_closes_it() -> None:
+    given(*CALLING).when(record(ended(1))).then(rejected("invalid_transition"))
+    for status in ("failed", "timed_out", "cancelled"):
+        over = ended(1, status, unfinished=("a", "b"))
+        given(*CALLING).when(record(ended(1, status))).then(over)
+        given(*CALLING).when(record(ended(1, status, unfinished=("x",)))).then(over)
+    half = given(*CALLING, returned(1, "a")).when(record(ended(1, "failed")))
+    half.then(ended(1, "failed", unfinished=("b",)))
 
 
 def test_s19_a_call_that_was_begun_by_an_older_attempt_is_never_begun_again() -> None:

@@ -1,5 +1,7 @@
 """What there is to do, for whom, and with which keys."""
 
+from typing import Any
+
 import pytest
 from tests.core.scenario import (
     AGENTS,
@@ -25,9 +27,9 @@ from tests.core.scenario import (
 )
 
 from turnstream.ids import derive
-from turnstream.session.events import Error, Fact, Limits, Wake
+from turnstream.session.events import Error, Fact, Limits, ToolCall, Wake
 from turnstream.session.plan import CallModel, CallTool, Drive, End, Settle, Start, blocked_by, next_due
-from turnstream.session.state import Call
+from turnstream.session.state import Call, call_digest
 
 OTHER_WAKE = Wake(work=8, cause=50, delivery=1)
 OTHER = drive(OTHER_WAKE, nonce="other")
@@ -38,6 +40,11 @@ QUEUED = (opened(), posted("m1", 1))
 RUNNING = (*QUEUED, started(1, 1, "m1"))
 CALLING = (*RUNNING, replied(1, 1, "a", "b"))
 IDLE = (*RUNNING, ended(1))
+
+
+def call(name: str, **fields: Any) -> Call:
+    """An open call as it folds from `replied`."""
+    return Call(name, "look", call_digest(ToolCall(id=name, name="look", arguments="{}")), **fields)
 
 
 def limited(*facts: Fact, **limits: int) -> Given:
@@ -74,8 +81,8 @@ def test_the_calls_of_a_step_are_made_together() -> None:
     calling = given(*CALLING)
     reply_seq = calling.session.seq
     assert calling.planned() == (
-        CallTool(key="default/s1.1:1:a", run=1, attempt=1, step=1, call=Call("a", "look"), reply_seq=reply_seq),
-        CallTool(key="default/s1.1:1:b", run=1, attempt=1, step=1, call=Call("b", "look"), reply_seq=reply_seq),
+        CallTool(key="default/s1.1:1:a", run=1, attempt=1, step=1, call=call("a"), reply_seq=reply_seq),
+        CallTool(key="default/s1.1:1:b", run=1, attempt=1, step=1, call=call("b"), reply_seq=reply_seq),
     )
     begun = given(*CALLING, tool_started(1, "a"), returned(1, "b")).planned()
     assert [effect.key for effect in begun] == ["default/s1.1:1:a"], "what was begun is still planned by its own drive"
@@ -155,15 +162,12 @@ def test_s57_only_recoveries_without_a_new_fact_count(progress: Fact) -> None:
     assert [type(effect) for effect in given(*before, *deaths, progress).planned(fifth)] == [Start]
 
 
-def test_a20_a_failed_attempt_closes_its_calls_before_it_ends() -> None:
+def test_a20_a_run_that_every_attempt_of_died_ends_with_its_calls() -> None:
     deaths = [started(1, n, wake=Wake(work=7, cause=20, delivery=n)) for n in (2, 3, 4)]
     fifth = drive(Wake(work=7, cause=20, delivery=5), nonce="fifth")
-    effects = given(*CALLING, *deaths).planned(fifth)
-    assert [type(effect) for effect in effects] == [Settle, Settle]
-    assert {effect.attempt for effect in effects} == {4}, "no new attempt is begun to end a run"
-    settled = [returned(1, name, 4, status="interrupted") for name in ("a", "b")]
-    (end,) = given(*CALLING, *deaths, *settled).planned(fifth)
+    (end,) = given(*CALLING, *deaths).planned(fifth)
     assert isinstance(end, End)
+    assert end.attempt == 4, "no new attempt is begun to end a run"
     assert end.error is not None
     assert end.error.code == "max_attempts_exceeded"
 
@@ -186,10 +190,7 @@ def test_a_run_given_back_is_no_longer_its_drives() -> None:
 def test_s16_a_cancelled_run_ends_and_calls_nothing() -> None:
     end = End(key="default/s1.1:0:end:cancelled", run=1, attempt=1, status="cancelled")
     assert given(*RUNNING, cancel_requested(1)).planned() == (end,)
-    settled = given(*CALLING, returned(1, "b"), tool_started(1, "a"), cancel_requested(1)).planned()
-    assert [(type(effect), effect.status) for effect in settled if isinstance(effect, Settle)] == [
-        (Settle, "interrupted")
-    ]
+    assert given(*CALLING, returned(1, "b"), tool_started(1, "a"), cancel_requested(1)).planned() == (end,)
     assert given(*CALLING, cancel_requested(1), returned(1, "a"), returned(1, "b")).planned() == (end,)
 
 
@@ -201,16 +202,15 @@ def test_a_cancelled_run_whose_runner_died_ends_without_a_new_attempt() -> None:
 
 def test_a_cancelled_run_that_was_given_back_ends_and_then_the_next_starts() -> None:
     facts = (*CALLING, queued("m2", 2), released(1), cancel_requested(1))
-    assert [type(effect) for effect in given(*facts).planned(OTHER)] == [Settle, Settle]
-    settled = (*facts, returned(1, "a", status="interrupted"), returned(1, "b", status="interrupted"))
-    assert [type(effect) for effect in given(*settled).planned(OTHER)] == [End]
-    assert [effect.run for effect in given(*settled, ended(1, "cancelled")).planned(OTHER)] == [2]
+    assert [type(effect) for effect in given(*facts).planned(OTHER)] == [End]
+    assert [effect.run for effect in given(*facts, ended(1, "cancelled")).planned(OTHER)] == [2]
 
 
 def test_a_run_ends_at_its_deadline() -> None:
     running = limited(timeout=5000)
-    due = next_due(running.session)
+    due = next_due(running.session, DRIVE)
     assert due == running.session.seq + 5000
+    assert next_due(running.session, OTHER) is None
     assert [type(effect) for effect in running.planned(now=due - 1)] == [CallModel]
     (end,) = running.planned(now=due)
     assert end == End(
@@ -230,8 +230,8 @@ def test_a_run_given_back_ends_at_its_deadline_too() -> None:
 
 
 def test_nothing_falls_due_where_no_run_was_started() -> None:
-    assert next_due(given(*QUEUED).session) is None
-    assert next_due(given(*IDLE).session) is None
+    assert next_due(given(*QUEUED).session, DRIVE) is None
+    assert next_due(given(*IDLE).session, DRIVE) is None
 
 
 @pytest.mark.parametrize(
@@ -244,15 +244,10 @@ def test_nothing_falls_due_where_no_run_was_started() -> None:
         ({"max_tokens": 9}, (replied(1, 1, "a", tokens=10),), "budget_exceeded"),
     ],
 )
-def test_a_spent_limit_settles_what_was_asked_for_and_fails_the_run(
+def test_a_spent_limit_fails_the_run_whatever_was_asked_for(
     limits: dict[str, int], facts: tuple[Fact, ...], code: str
 ) -> None:
-    spent = limited(*facts, **limits)
-    effects = spent.planned()
-    assert effects
-    assert all(isinstance(effect, Settle) and effect.status == "interrupted" for effect in effects)
-    results = [returned(1, effect.call.id, status="interrupted") for effect in effects if isinstance(effect, Settle)]
-    (end,) = limited(*facts, *results, **limits).planned()
+    (end,) = limited(*facts, **limits).planned()
     assert isinstance(end, End)
     assert end.status == "failed"
     assert end.error is not None
@@ -284,11 +279,11 @@ def test_a_drive_plans_for_its_own_queue_alone() -> None:
 
 
 def test_a_drive_looks_for_the_wake_up_that_blocks_it() -> None:
-    assert blocked_by(given(*RUNNING).session, OTHER) == WAKE
-    assert blocked_by(given(*RUNNING, queued("m2", 2)).session, OTHER) == WAKE
-    assert blocked_by(given(*RUNNING).session, DRIVE) is None
-    assert blocked_by(given(*QUEUED).session, OTHER) is None
-    assert blocked_by(given(*PAINTING, queued("m2", 2)).session, OTHER) is None, "the end of that run wakes this queue"
+    assert blocked_by(given(*RUNNING).session, OTHER) == (WAKE,)
+    assert blocked_by(given(*RUNNING, queued("m2", 2)).session, OTHER) == (WAKE,)
+    assert blocked_by(given(*RUNNING).session, DRIVE) == ()
+    assert blocked_by(given(*QUEUED).session, OTHER) == ()
+    assert blocked_by(given(*PAINTING, queued("m2", 2)).session, OTHER) == (), "the end of that run wakes this queue"
 
 
 # -- drives -----------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ from turnstream.session.plan import plan
 from turnstream.session.state import Run, Session, fold
 
 T = TypeVar("T")
-NOBODY = Run(n=1, spec=SPECS["default"], message_ids=("m1",), requested_seq=1, requested_at=1)
+NOBODY = Run(n=1, spec=SPECS["default"], message_ids=("m1",), author="user:ann", requested_seq=1, requested_at=1)
 
 
 class Dice:

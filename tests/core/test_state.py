@@ -39,7 +39,7 @@ def test_a_session_that_was_never_written_does_not_exist() -> None:
     assert not session.exists
     assert session.agent_name == "default"
     assert session.holder is None
-    assert session.next_run is None
+    assert session.startable == ()
 
 
 def test_a_session_is_as_of_its_last_event() -> None:
@@ -77,21 +77,21 @@ def test_many_turns_keep_their_order() -> None:
     assert [turn.run for turn in given(*facts).session.turns] == list(range(1, 301))
 
 
-def test_the_run_that_holds_the_turn_and_the_one_that_is_next() -> None:
+def startable(*facts: Fact) -> list[int]:
+    return [run.n for run in given(*facts).session.startable]
+
+
+def test_the_run_that_holds_the_turn_and_those_that_may_start() -> None:
     session = given(*RUNNING, queued("m2", 2), queued("m3", 3)).session
     assert session.holder is not None
     assert session.holder.n == 1
-    assert session.next_run is None
+    assert session.startable == ()
     session = given(*RUNNING, queued("m2", 2), released(1)).session
-    assert session.holder is None
-    assert session.next_run is not None
-    assert session.next_run.n == 1
-    session = given(opened(), posted("m1", 1), queued("m2", 2), started(2, 1, "m2"), released(2)).session
-    assert session.next_run is not None
-    assert session.next_run.n == 2, "a run that is resumed goes before one that never started"
-    session = given(*RUNNING, queued("m2", 2), queued("m3", 3), withdrawn("m2", 2), ended(1)).session
-    assert session.next_run is not None
-    assert session.next_run.n == 3
+    assert session.holder is not None
+    assert session.holder.n == 1, "it has begun and goes on"
+    assert startable(*RUNNING, queued("m2", 2), released(1)) == [1]
+    assert startable(*RUNNING, queued("m2", 2), queued("m3", 3), withdrawn("m2", 2), ended(1)) == [3]
+    assert startable(opened(), posted("m1", 1), queued("m2", 2)) == [1]
 
 
 STALE: list[Fact] = [

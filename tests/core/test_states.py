@@ -9,15 +9,27 @@ from typing import get_args
 import msgspec
 import pytest
 from tests.core.scenario import (
-    QUEUE,
     WAKE,
     Given,
+    answer,
+    answered,
+    answers,
+    approve,
+    ask,
+    asks,
     cancel,
     cancel_requested,
+    delete,
+    deleted,
     ended,
+    erase,
+    erased,
     event_of,
+    expire,
+    expired,
     given,
     handover,
+    left_over,
     notice,
     opened,
     post,
@@ -27,10 +39,16 @@ from tests.core.scenario import (
     record_as,
     released,
     replied,
+    requested,
+    resumed,
+    retry,
     returned,
     start,
     started,
+    steered,
+    steers,
     tool_started,
+    waiting,
     withdraw,
     withdrawn,
 )
@@ -38,13 +56,18 @@ from tests.core.scenario import (
 from turnstream.session.commands import Command
 from turnstream.session.decide import Decision
 from turnstream.session.events import (
+    DeleteData,
     EndStatus,
     Fact,
     ModelReplied,
+    OnMessageData,
+    PolicyData,
     RunEnded,
     RunReleased,
     RunStarted,
     RunStatus,
+    RunSteered,
+    RunWaiting,
     ToolReturned,
     ToolStarted,
     Unknown,
@@ -55,10 +78,17 @@ from turnstream.session.state import EDGES, Session, evolve
 Edge = tuple[RunStatus | None, str, RunStatus]
 
 ENDS: tuple[EndStatus, ...] = get_args(EndStatus)
-BEGIN = (opened(policy=QUEUE),)
+DECLINE = PolicyData(
+    on_busy="queue",
+    on_message=OnMessageData(question="answer", approval="decline"),
+    delete=DeleteData(active="cancel"),
+)
+BEGIN = (opened(policy=DECLINE),)
 QUEUED = (*BEGIN, posted("m1", 1))
 RUNNING = (*QUEUED, started(1, 1, "m1"))
 CALLING = (*RUNNING, replied(1, 1, "a"))
+ASKING = (*RUNNING, asks(1, 1, a="question", b="approval"))
+WAITING = (*ASKING, waiting(1, ask("a", 1, expires_in=5), ask("b", 2, kind="approval", expires_in=5)))
 
 BEFORE: dict[str, tuple[Fact, ...]] = {
     "no session": (),
@@ -74,6 +104,16 @@ BEFORE: dict[str, tuple[Fact, ...]] = {
     "given back": (*RUNNING, released(1)),
     "given back with a call": (*CALLING, released(1)),
     "given back, cancel requested": (*CALLING, released(1), cancel_requested(1)),
+    "running, steered": (*RUNNING, steers("m2", 1)),
+    "running, asking": ASKING,
+    "running, asking a question": (*RUNNING, asks(1, 1, a="question")),
+    "waiting": WAITING,
+    "waiting for an answer": (*WAITING, answered(1, 2, approved=True)),
+    "waiting for an approval": (*WAITING, answered(1, 1, "blue")),
+    "to be resumed": (*WAITING, answered(1, 1, "blue"), answered(1, 2, approved=True)),
+    "to be resumed by a reply": (*WAITING, answered(1, 2, approved=True), answers("m2", 1, q1="blue")),
+    "never requested, the turn before failed": (*RUNNING, ended(1, "failed")),
+    "never requested, the turn before is steered": (*RUNNING, steers("m2", 1)),
     "withdrawn": (*QUEUED, withdrawn("m1", 1)),
     **{f"never started, {status}": (*QUEUED, ended(1, status, 0)) for status in ENDS if status != "completed"},
     **{status: (*RUNNING, ended(1, status)) for status in ENDS},
@@ -96,16 +136,38 @@ def facts(run: int) -> Iterator[Fact]:
         )
         yield from (tool_started(run, "a", attempt), returned(run, "a", attempt))
         yield from (ended(run, status, attempt) for status in ENDS)
+        yield from (ended(run, status, attempt, leftover=left_over(run + 1, "m2")) for status in ENDS)
+        yield from (steered(run, "m2", attempt=attempt), asks(run, 1, attempt, a="question", b="approval"))
+        yield from (resumed(run, attempt), resumed(run, attempt, "m2"), resumed(run, attempt, "m2", by="reply"))
+        yield waiting(run, ask("a", 1, run=run), attempt=attempt)
+        yield waiting(run, ask("a", 1, run=run), ask("b", 2, run=run, kind="approval"), attempt=attempt)
+    yield from (steers("m1", run), answers("m1", run, q1="blue"), answers("m1", run, q1="blue", q2=None))
+    yield from (answered(run, 1, "blue"), answered(run, 2, approved=True), answered(run, 2, approved=False))
+    yield from (expired(run, 1), expired(run, 2), requested(run, "m1", retry_of=run))
+    yield from (deleted(), erased(removed=1, last_run=run, at=1))
 
 
 def commands(run: int) -> Iterator[Command]:
     """Every kind of command that could be given to a run."""
-    yield from (post("m1"), post("m1", kind="notice"), withdraw("m1"), cancel(run))
+    yield from (post("m1"), post("m1", kind="notice"), withdraw("m1"), cancel(run), cancel(run, disconnected=True))
+    for on_busy in ("reject", "queue", "steer", "interrupt", "parallel"):
+        yield post("m3", policy=PolicyData(on_busy=on_busy))
+    yield from (answer(run, "blue", k=1), answer(run, "red", k=1), approve(run, k=2), approve(run, False, k=2))
+    yield from (expire(run, 1, now=10**9), expire(run, 2, now=10**9), expire(run, 1, now=0))
+    yield from (retry(), delete(), erase(5))
     for fact in facts(run):
         match fact:
             case RunStarted():
                 yield from (start(fact), start(fact, gone=[WAKE.work]))
-            case RunReleased() | ModelReplied() | ToolStarted() | ToolReturned() | RunEnded():
+            case (
+                RunReleased()
+                | ModelReplied()
+                | ToolStarted()
+                | ToolReturned()
+                | RunSteered()
+                | RunWaiting()
+                | RunEnded()
+            ):
                 yield record(fact)
             case _:
                 pass
@@ -119,15 +181,17 @@ def status_of(session: Session, run: int) -> RunStatus | None:
 
 
 def taken(before: Given, after: Session, event: str, run: int) -> Edge | None:
-    """The edge between two states, if there is one: a status that changed, or a start that began another attempt."""
+    """The edge between two states, if there is one: a status that changed, a start that began another attempt, or a
+    request that was closed while others are open."""
     old, new = before.session.run(run), after.run(run)
     here, there = status_of(before.session, run), status_of(after, run)
     started_again = old and new and old.attempt != new.attempt
-    return (here, event, there) if there and (here != there or started_again) else None
+    closed = old and new and here == "waiting" and old.requests != new.requests
+    return (here, event, there) if there and (here != there or started_again or closed) else None
 
 
 def run_in(name: str) -> int:
-    return 2 if name == "queued behind a run" else 1
+    return 2 if name == "queued behind a run" or name.startswith("never requested") else 1
 
 
 def table() -> set[Edge]:
@@ -154,7 +218,7 @@ def test_what_is_folded_takes_an_edge_or_changes_no_status(name: str) -> None:
     for fact in (*facts(run), Unknown(type="run.blessed", raw=msgspec.Raw(b"{}"))):
         event = event_of(fact, 99)
         edge = taken(before, evolve(before.session, record_as(before.session, event)), event.type, run)
-        if edge and edge[0] in ENDS and edge[1] == "message.posted":
+        if edge and edge[0] in ENDS and edge[1] in ("message.posted", "run.requested", "run.ended"):
             continue  # a log that uses a number twice: no status follows an end, this is another run
         assert edge is None or edge in table(), fact
 
@@ -163,7 +227,7 @@ def test_every_edge_can_be_taken() -> None:
     seen: set[Edge] = set()
     for name, past in BEFORE.items():
         before, run = given(*past), run_in(name)
-        for command in commands(run):
+        for command in (*commands(run), *commands(1)):
             outcome = before.when(command)
             if isinstance(outcome.answer, Decision):
                 edge = taken(before, outcome.session, outcome.answer.event.type, run)

@@ -17,26 +17,42 @@ from turnstream.log import codec
 from turnstream.log.base import Unreadable
 from turnstream.session.events import (
     TYPES,
+    Answered,
+    Answers,
+    Ask,
     Blob,
+    DeleteData,
     Error,
     Event,
     Fact,
+    HistoryData,
+    Leftover,
     Limits,
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
+    OnMessageData,
     Opens,
     Part,
     PolicyData,
+    Queued,
     Recorded,
+    RequestAnswered,
+    RequestExpired,
     RunCancelRequested,
     RunEnded,
     RunReleased,
+    RunRequested,
     RunStarted,
+    RunSteered,
+    RunWaiting,
+    SessionDeleted,
+    SessionErased,
     SessionOpened,
     SessionUpdated,
     Spec,
     Starts,
+    Steers,
     Title,
     ToolCall,
     ToolReturned,
@@ -65,6 +81,27 @@ OPENS = Opens(
     one_shot=True,
 )
 BLOB = Blob(name="r1-c1", size=700_000, sha256="ab" * 32)
+POLICY = PolicyData(
+    preset="thread",
+    on_busy="interrupt",
+    message_on_busy="refuse",
+    on_message=OnMessageData(question="queue", approval="decline", parked="interleave"),
+    authors="mixed",
+    starters=("user:ann", "client:k1"),
+    recovery="durable",
+    on_disconnect="fail",
+    history=HistoryData(turns="completed", tools="none", window="all", compaction="off"),
+    empty="note",
+    clock="wall",
+    titles="client",
+    delete=DeleteData(mode="detach", active="cancel"),
+)
+WIDER = msgspec.structs.replace(
+    SPEC,
+    limits=Limits(max_cost=250_000, max_same_calls=2, max_same_denials=1),
+    policy=POLICY,
+    durable=True,
+)
 USAGE = Usage(input_tokens=10, output_tokens=20, reasoning_tokens=5, cached_tokens=2)
 
 FACTS: dict[str, Fact] = {
@@ -86,7 +123,34 @@ FACTS: dict[str, Fact] = {
         starts=Starts(run=1, spec=SPEC),
     ),
     "message.posted.queued": MessagePosted(
-        message_id="m2", author="user:ann", content=(Part(text="and then?"),), queued=Starts(run=2, spec=SPEC)
+        message_id="m2", author="user:ann", content=(Part(text="and then?"),), queued=Queued(run=2, spec=SPEC)
+    ),
+    "message.posted.policy": MessagePosted(
+        message_id="m1",
+        author="user:ann",
+        content=(Part(text="hello"),),
+        opens=Opens(policy=POLICY),
+        starts=Starts(run=1, spec=WIDER),
+    ),
+    "message.posted.interrupts": MessagePosted(
+        message_id="m4", author="user:bob", content=(Part(text="stop!"),), queued=Queued(run=3, spec=SPEC, interrupts=1)
+    ),
+    "message.posted.steers": MessagePosted(
+        message_id="m5", author="user:ann", content=(Part(text="in French"),), steers=Steers(run=1)
+    ),
+    "message.posted.answers": MessagePosted(
+        message_id="m6",
+        author="user:ann",
+        content=(Part(text="42"),),
+        answers=Answers(
+            run=1, requests=(Answered(request="s1.1.q1", answer={"n": [42, None]}), Answered(request="s1.1.q2"))
+        ),
+    ),
+    "message.posted.declines": MessagePosted(
+        message_id="m7",
+        author="user:ann",
+        content=(Part(text="leave that"),),
+        answers=Answers(run=1, requests=(Answered(request="s1.1.q3", declined=True),)),
     ),
     "message.posted.notice": MessagePosted(
         message_id="m3", author="program:cron", kind="notice", content=(Part(text="backup done"),)
@@ -101,7 +165,49 @@ FACTS: dict[str, Fact] = {
         message_ids=("m1",),
         model="demo",
     ),
+    "run.started.answers": RunStarted(
+        run=1,
+        attempt=2,
+        runner="runner:two",
+        wake=Wake(work=12, cause=9, delivery=1),
+        trigger="answers",
+        message_ids=("m5", "m8"),
+        model="demo",
+    ),
+    "run.requested": RunRequested(run=4, spec=SPEC, message_ids=("m1", "m5"), retry_of=3),
     "run.released": RunReleased(run=1, attempt=1),
+    "run.steered": RunSteered(run=1, attempt=1, message_ids=("m5", "m8")),
+    "run.waiting": RunWaiting(
+        run=1,
+        attempt=1,
+        requests=(
+            Ask(
+                request="s1.1.q1",
+                kind="question",
+                call_id="c1",
+                prompt="Welche Farbe?",
+                schema={"type": "string", "maxLength": 5},
+                choices=("rot", "blau"),
+                expires_in=3_600_000,
+                on_expiry="default",
+                default="rot",
+            ),
+            Ask(
+                request="s1.1.q2",
+                kind="approval",
+                call_id="c2",
+                prompt="Delete the file?",
+                digest="ef" * 16,
+                on_expiry="null",
+            ),
+            Ask(request="s1.1.q3", kind="question", call_id="c3", prompt="Why?"),
+        ),
+    ),
+    "request.answered": RequestAnswered(run=1, request="s1.1.q1", answer="blau", by="user:ann"),
+    "request.answered.approval": RequestAnswered(
+        run=1, request="s1.1.q2", approved=False, reason="it is the last copy", by="user:bob"
+    ),
+    "request.expired": RequestExpired(run=1, request="s1.1.q3"),
     "model.replied": ModelReplied(
         run=1,
         attempt=1,
@@ -114,11 +220,25 @@ FACTS: dict[str, Fact] = {
         model="demo-1",
         duration=1200,
     ),
+    "model.replied.asks": ModelReplied(
+        run=1,
+        attempt=2,
+        step=2,
+        content="A long thought",
+        tool_calls=(
+            ToolCall(id="c1", name="conversation_ask_user", arguments='{"question":"Which?"}', asks="question"),
+            ToolCall(id="c2", name="remove", arguments="{}", asks="approval"),
+        ),
+        usage=Usage(input_tokens=1, cost=1_500),
+        blob=BLOB,
+    ),
     "tool.started": ToolStarted(run=1, attempt=1, call_id="c1"),
     "tool.returned": ToolReturned(
         run=1, attempt=1, call_id="c1", status="ok", output='{"temperature": 7}', blob=BLOB, duration=300
     ),
     "tool.returned.error": ToolReturned(run=1, attempt=1, call_id="c2", status="error", error="no such city"),
+    "tool.returned.denied": ToolReturned(run=1, attempt=2, call_id="c2", status="denied", error="it is the last copy"),
+    "run.cancel_requested.disconnected": RunCancelRequested(run=1, by="system", error="client_disconnected"),
     "run.cancel_requested": RunCancelRequested(run=1, by="user:ann", reason="changed my mind"),
     "run.ended": RunEnded(
         run=1,
@@ -140,6 +260,19 @@ FACTS: dict[str, Fact] = {
         status="failed",
         error=Error(code="model_error", message="503", retryable=True),
         reason="the provider is down",
+    ),
+    "run.ended.leftover": RunEnded(
+        run=1,
+        attempt=3,
+        status="timed_out",
+        error=Error(code="deadline_exceeded", message="the run took longer than 60 s"),
+        usage=Usage(output_tokens=7, cost=9),
+        unfinished=("c1", "c2"),
+        leftover=Leftover(run=2, spec=SPEC, message_ids=("m5", "m8")),
+    ),
+    "session.deleted": SessionDeleted(mode="detach", by="user:ann"),
+    "session.erased": SessionErased(
+        mode="erase", by="user:ann", events_removed=17, last_run=4, deleted_at=1_790_000_000_000
     ),
 }
 """What today's release writes, by the name of its file."""
@@ -186,7 +319,9 @@ def test_s54_no_default_has_changed() -> None:
 
 def defaults() -> dict[str, Any]:
     """The default of every field of an event's data, as JSON."""
-    parts = (Title, Part, Usage, Limits, Spec, Error, Blob, Wake, ToolCall, PolicyData, Starts, Opens)
+    said = (Title, Part, Opens, PolicyData, OnMessageData, HistoryData, DeleteData)
+    routed = (Starts, Queued, Steers, Answered, Answers, Leftover)
+    parts = (*said, *routed, Usage, Limits, Spec, Error, Blob, Wake, ToolCall, Ask)
     found = {
         f"{struct.__name__}.{field.name}": None if field.required else default(field)
         for struct in (*TYPES.values(), *parts)

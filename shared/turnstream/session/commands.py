@@ -9,6 +9,8 @@ from typing import Literal
 import msgspec
 
 from turnstream.session.events import (
+    NO_POLICY,
+    DeleteMode,
     ModelReplied,
     Opens,
     Part,
@@ -16,13 +18,15 @@ from turnstream.session.events import (
     RunEnded,
     RunReleased,
     RunStarted,
+    RunSteered,
+    RunWaiting,
     Spec,
     Title,
     ToolReturned,
     ToolStarted,
 )
 
-RunFact = ModelReplied | ToolStarted | ToolReturned | RunReleased | RunEnded
+RunFact = ModelReplied | ToolStarted | ToolReturned | RunSteered | RunWaiting | RunReleased | RunEnded
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +80,7 @@ class PostMessage(_Command, frozen=True, kw_only=True):
     specs: Mapping[str, Spec]
     agent: str | None = None
     model: str | None = None
-    policy: PolicyData = PolicyData()
+    policy: PolicyData = NO_POLICY
     opens: Opens | None = None
 
 
@@ -85,8 +89,50 @@ class WithdrawMessage(_Command, frozen=True, kw_only=True):
 
 
 class CancelRun(_Command, frozen=True, kw_only=True):
+    """`disconnected`: the client that streamed the run went away; whether the run ends by that is its policy's word."""
+
     run: int
     reason: str = ""
+    disconnected: bool = False
+
+
+class AnswerRequest(_Command, frozen=True, kw_only=True):
+    """Answers a question with `answer`, or decides on an approval with `approved`. `request` is the number of the
+    request in its run; None is the only one that is open."""
+
+    run: int
+    request: int | None = None
+    answer: object = None
+    approved: bool | None = None
+    reason: str = ""
+
+
+class RetrySession(_Command, frozen=True, kw_only=True):
+    """Tries the latest turn again, which failed. `specs` are as for a message."""
+
+    specs: Mapping[str, Spec]
+
+
+class DeleteSession(_Command, frozen=True, kw_only=True):
+    """None is the policy's word, of which `specs` are a part."""
+
+    specs: Mapping[str, Spec]
+    mode: DeleteMode | None = None
+    active: Literal["cancel", "reject"] | None = None
+
+
+class EraseSession(_Command, frozen=True, kw_only=True):
+    """Everything that was to be removed of a deleted session is removed: only the tombstone is left."""
+
+    events_removed: int
+
+
+class ExpireRequest(_Command, frozen=True, kw_only=True):
+    """A drive finds that the time of a request is over. `now` is broker time in milliseconds."""
+
+    run: int
+    request: int
+    now: int
 
 
 class StartRun(_Command, frozen=True, kw_only=True):
@@ -103,4 +149,17 @@ class RecordFact(_Command, frozen=True, kw_only=True):
     fact: RunFact
 
 
-Command = OpenSession | UpdateSession | PostMessage | WithdrawMessage | CancelRun | StartRun | RecordFact
+Command = (
+    OpenSession
+    | UpdateSession
+    | DeleteSession
+    | EraseSession
+    | PostMessage
+    | WithdrawMessage
+    | RetrySession
+    | CancelRun
+    | AnswerRequest
+    | ExpireRequest
+    | StartRun
+    | RecordFact
+)

@@ -2,65 +2,81 @@
 
 None means that the session says so already: a repeat of a command with its idempotency key, a cancel of a run that has
 ended, a start that this drive has made. A refusal is `Rejected`. Nothing here reads a clock, waits or makes up an id.
+Where a message goes is in `routing.py`.
 
-Order of the checks: a repeat is recognised first; then the session must exist; then the caller's `expected_seq`; then
-the rules of the command.
+Order of the checks: a deleted session is not there, but for what finishes its deletion; a repeat is recognised; then
+the session must exist; then the caller's `expected_seq`; then the rules of the command.
 """
 
 from typing import assert_never
 
 import msgspec
 
+from turnstream.session import answers, routing
 from turnstream.session.commands import (
+    AnswerRequest,
     CancelRun,
     Command,
+    DeleteSession,
+    EraseSession,
+    ExpireRequest,
     OpenSession,
     PostMessage,
     RecordFact,
+    RetrySession,
     StartRun,
     UpdateSession,
     WithdrawMessage,
 )
+from turnstream.session.decision import (
+    Decision,
+    deadline,
+    ending,
+    event_of,
+    expiry,
+    live,
+    no_edge,
+    settles,
+    wakes_without,
+)
 from turnstream.session.errors import Rejected
 from turnstream.session.events import (
+    NO_POLICY,
     Due,
-    Event,
+    Error,
     Fact,
-    MessagePosted,
     MessageWithdrawn,
     ModelReplied,
+    RequestAnswered,
+    RequestExpired,
     RunCancelRequested,
     RunEnded,
     RunReleased,
+    RunRequested,
     RunStarted,
+    RunSteered,
+    RunWaiting,
+    SessionDeleted,
+    SessionErased,
     SessionOpened,
     SessionUpdated,
-    Spec,
-    Starts,
     TitleSource,
     ToolReturned,
     ToolStarted,
 )
-from turnstream.session.policy import Policy
-from turnstream.session.state import Run, Session, has_edge
+from turnstream.session.limits import spent
+from turnstream.session.policy import merged, resolve
+from turnstream.session.state import Call, Run, Session, has_edge, request_id, said
 
 MAX_RECOVERIES = 3
 """Consecutive recoveries of a run without a new fact, before it fails with `max_attempts_exceeded`."""
 TITLE_RANK: dict[TitleSource, int] = {"derived": 0, "client": 1, "agent": 2, "user": 3}
 
 
-class Decision(msgspec.Struct, frozen=True):
-    """What to store, and what it asks of others: queues to wake, and what falls due when."""
-
-    event: Event
-    wakes: tuple[str, ...] = ()
-    dues: tuple[Due, ...] = ()
-    settled: tuple[str, ...] = ()
-    """What earlier events said falls due, and no longer does."""
-
-
 def decide(command: Command, session: Session) -> Decision | None:
     """Raises `Rejected`; see the module."""
+    if session.deleted:
+        return _of_deleted(command, session)
     origin = command.origin
     if receipt := session.receipt(origin.idempotency_key):
         if receipt.body_digest != origin.body_digest:
@@ -68,7 +84,7 @@ def decide(command: Command, session: Session) -> Decision | None:
         return None
     opening = isinstance(command, OpenSession) or (isinstance(command, PostMessage) and command.opens is not None)
     if not session.exists and not opening:
-        raise Rejected("not_found", f"no session {session.key.session}")
+        raise _no_session(session)
     if origin.expected_seq is not None and origin.expected_seq != session.seq:
         raise Rejected(
             "session_moved",
@@ -80,12 +96,22 @@ def decide(command: Command, session: Session) -> Decision | None:
             return _open(command, session)
         case UpdateSession():
             return _update(command, session)
+        case DeleteSession():
+            return _delete(command, session)
+        case EraseSession():
+            raise Rejected("invalid_transition", f"session {session.key.session} is not deleted")
         case PostMessage():
-            return _post(command, session)
+            return routing.post(command, session)
         case WithdrawMessage():
             return _withdraw(command, session)
+        case RetrySession():
+            return _retry(command, session)
         case CancelRun():
             return _cancel(command, session)
+        case AnswerRequest():
+            return _answer(command, session)
+        case ExpireRequest():
+            return _expire(command, session)
         case StartRun():
             return _start(command, session)
         case RecordFact():
@@ -94,20 +120,30 @@ def decide(command: Command, session: Session) -> Decision | None:
             assert_never(command)
 
 
-def _event(command: Command, session: Session, data: Fact) -> Event:
-    origin = command.origin
-    return Event(
-        id=origin.id,
-        key=session.key,
-        data=data,
-        actor=origin.actor,
-        time=origin.time,
-        cause=origin.cause,
-        correlation=origin.correlation,
-        idempotency_key=origin.idempotency_key,
-        body_digest=origin.body_digest,
-        traceparent=origin.traceparent,
-    )
+def _no_session(session: Session) -> Rejected:
+    return Rejected("not_found", f"no session {session.key.session}")
+
+
+def _of_deleted(command: Command, session: Session) -> Decision | None:
+    """Of a deleted session: it is erased once, deleted again only where that leaves less, and else not there."""
+    deleted = session.deleted
+    assert deleted is not None
+    match command:
+        case EraseSession() if not deleted.erased:
+            data = SessionErased(
+                mode=deleted.mode,
+                by=deleted.by,
+                events_removed=command.events_removed,
+                last_run=session.last_run,
+                deleted_at=deleted.at,
+            )
+            return Decision(event_of(command, session, data))
+        case EraseSession():
+            return None
+        case DeleteSession() if deleted.mode == "erase":
+            return None
+        case _:
+            raise _no_session(session)
 
 
 def _open(command: OpenSession, session: Session) -> Decision | None:
@@ -120,7 +156,7 @@ def _open(command: OpenSession, session: Session) -> Decision | None:
             policy=opens.policy,
             one_shot=opens.one_shot,
         )
-        return Decision(_event(command, session, opened))
+        return Decision(event_of(command, session, opened))
     if not command.given:
         return None
     update = UpdateSession(
@@ -140,81 +176,161 @@ def _update(command: UpdateSession, session: Session) -> Decision | None:
     data = SessionUpdated(title=title, agent=command.agent, metadata=command.metadata, policy=command.policy)
     if data == SessionUpdated():
         return None
-    return Decision(_event(command, session, data))
+    return Decision(event_of(command, session, data))
 
 
-def _post(command: PostMessage, session: Session) -> Decision:
-    if not any(part.text.strip() for part in command.content):
-        raise Rejected("invalid", "a message has something to say: its text is empty", field="content")
-    if session.messages.get(command.message_id) is not None:
-        raise Rejected("already_exists", f"a message {command.message_id} is there already", field="message_id")
-    posted = MessagePosted(
-        message_id=command.message_id,
-        author=command.author,
-        kind=command.kind,
-        content=command.content,
-        opens=None if session.exists else command.opens,
-    )
-    if command.kind == "notice":
-        return Decision(_event(command, session, posted))
-    starts = Starts(run=session.last_run + 1, spec=_spec(command, session))
-    busy = session.runs[0] if session.runs else None
-    if busy is None:
-        data = msgspec.structs.replace(posted, starts=starts)
-        return Decision(_event(command, session, data), wakes=(starts.spec.queue,))
-    policy = Policy().override(session.policy).override(command.policy)
-    match policy.on_busy:
-        case "reject":
-            run = session.key.run((session.holder or busy).n)
-            raise Rejected("run_active", f"run {run} is not ended, and the session refuses a second message", run=run)
-        case "queue":
-            return Decision(_event(command, session, msgspec.structs.replace(posted, queued=starts)))
-        case _:
-            assert_never(policy.on_busy)
-
-
-def _spec(command: PostMessage, session: Session) -> Spec:
-    opened = None if session.exists or command.opens is None else command.opens.agent
-    name = command.agent or opened or session.agent_name
-    spec = command.specs.get(name)
-    if spec is None:
-        raise Rejected("agent_not_found", f"no agent {name}", field="agent")
-    return msgspec.structs.replace(spec, model=command.model) if command.model else spec
+def _delete(command: DeleteSession, session: Session) -> Decision:
+    spec = command.specs.get(session.agent_name)
+    policy = resolve(spec.policy if spec else NO_POLICY, session.policy)
+    if session.runs and (command.active or policy.delete_active) == "reject":
+        run = session.key.run((session.holder or session.runs[0]).n)
+        raise Rejected("run_active", f"run {run} is not ended, and the session is not deleted meanwhile", run=run)
+    data = SessionDeleted(mode=command.mode or policy.delete_mode, by=command.origin.actor)
+    settled = tuple(name for run in session.runs for name in settles(run))
+    return Decision(event_of(command, session, data), wakes=(session.last_queue,), settled=settled)
 
 
 def _withdraw(command: WithdrawMessage, session: Session) -> Decision:
-    n = session.messages.get(command.message_id)
+    name = command.message_id
+    n = session.messages.get(name)
     if n is None:
-        raise Rejected("not_found", f"no queued message {command.message_id}")
-    if n == 0:
-        raise Rejected("not_queued", f"message {command.message_id} waits for no turn")
-    run = session.run(n)
-    if run is None or run.taken or not has_edge(run.status, "message.withdrawn", "cancelled"):
-        name = session.key.run(n)
-        state = "has ended" if run is None else f"is {run.status}"
-        raise Rejected("not_queued", f"message {command.message_id} is not queued: its run {name} {state}", run=name)
-    data = MessageWithdrawn(message_id=command.message_id, by=command.origin.actor, run=n)
-    return Decision(_event(command, session, data), wakes=_next_wakes(session, without=run))
+        raise Rejected("not_found", f"no queued message {name}")
+    # A message that a run left over is with the run that takes it now.
+    run = next((run for run in session.runs if name in (*run.message_ids, *run.steering)), session.run(n))
+    if run is not None and name in run.steering:
+        return Decision(event_of(command, session, MessageWithdrawn(message_id=name, by=command.origin.actor)))
+    if n == 0 or run is None or run.taken or name not in run.message_ids:
+        state = "waits for no turn" if n == 0 else f"is not queued: run {session.key.run(n)} has taken or settled it"
+        raise Rejected("not_queued", f"message {name} {state}", **({"run": session.key.run(n)} if n else {}))
+    if run.message_ids != (name,) or run.steering:  # the run is there for other messages too
+        return Decision(event_of(command, session, MessageWithdrawn(message_id=name, by=command.origin.actor)))
+    data = MessageWithdrawn(message_id=name, by=command.origin.actor, run=run.n)
+    return Decision(event_of(command, session, data), wakes=wakes_without(session, run))
+
+
+def _retry(command: RetrySession, session: Session) -> Decision:
+    if session.runs:
+        run = session.key.run((session.holder or session.runs[0]).n)
+        raise Rejected("run_active", f"run {run} is not ended", run=run)
+    last = session.last_ended
+    if last is None or last.status not in ("failed", "timed_out") or not last.message_ids:
+        raise Rejected("nothing_to_retry", "the latest run did not fail")
+    known = command.specs.get(last.spec.agent)
+    if known is None:
+        raise Rejected("agent_not_found", f"no agent {last.spec.agent}", field="agent")
+    # The same definition keeps what was said for that turn, its model too; another one is what the agent is now.
+    spec = last.spec if known.digest == last.spec.digest else known
+    spec = msgspec.structs.replace(spec, policy=merged(known.policy, session.policy))
+    data = RunRequested(run=session.last_run + 1, spec=spec, message_ids=last.message_ids, retry_of=last.run)
+    return Decision(event_of(command, session, data), wakes=(spec.queue,))
 
 
 def _cancel(command: CancelRun, session: Session) -> Decision | None:
     if not 0 < command.run <= session.last_run:
         raise Rejected("not_found", f"no run {session.key.run(command.run)}")
     run = session.run(command.run)
-    if run is None or run.cancel:
+    if run is None or run.cancel or (command.disconnected and run.policy.on_disconnect == "detach"):
         return None
-    if run.status == "queued" and not run.open_calls:
-        ended = RunEnded(run=run.n, attempt=run.attempt, status="cancelled", reason=command.reason, usage=run.usage)
-        return Decision(_event(command, session, ended), wakes=_next_wakes(session, without=run), settled=_settles(run))
-    data = RunCancelRequested(run=run.n, by=command.origin.actor, reason=command.reason)
-    return Decision(_event(command, session, data), wakes=(run.spec.queue,))
+    error = None
+    if command.disconnected:
+        error = Error(code="client_disconnected", message="client disconnected mid-stream")
+    if run.status == "running":
+        data = RunCancelRequested(
+            run=run.n,
+            by=command.origin.actor,
+            reason=command.reason,
+            error="client_disconnected" if command.disconnected else None,
+        )
+        return Decision(event_of(command, session, data), wakes=(run.spec.queue,))
+    status = "failed" if command.disconnected else "cancelled"
+    ended = ending(
+        session,
+        run,
+        RunEnded(
+            run=run.n,
+            attempt=run.attempt,
+            status=status,
+            reason=command.reason,
+            error=error,
+            model=run.spec.model if run.taken else "",
+        ),
+    )
+    return Decision(event_of(command, session, ended), wakes=wakes_without(session, run, ended), settled=settles(run))
 
 
-def _next_wakes(session: Session, without: Run) -> tuple[str, ...]:
-    """Whom to wake once this run is out of the way: the queue of a run that its going makes startable."""
-    rest = msgspec.structs.replace(session, runs=tuple([run for run in session.runs if run is not without]))
-    following = rest.next_run
-    return (following.spec.queue,) if following and following is not session.next_run else ()
+def _answer(command: AnswerRequest, session: Session) -> Decision | None:
+    """The first answer wins. The same again changes nothing; another is refused."""
+    key, n = session.key, command.run
+    if not 0 < n <= session.last_run:
+        raise Rejected("not_found", f"no run {key.run(n)}")
+    run = session.run(n)
+    request = None
+    if command.request is not None:
+        name = request_id(session, n, command.request)
+        if closed := session.closed.get(name):
+            return _answered_before(command, name, closed.how, closed.said)
+        request = run.request(command.request) if run else None
+        if request is None:
+            raise Rejected("not_found", f"no request {name}")
+    elif run is not None and len(run.requests) > 1:
+        names = ", ".join(request_id(session, n, one.k) for one in run.requests)
+        raise Rejected("invalid", f"request: several are open: {names}", field="request")
+    elif run is not None and run.requests:
+        request = run.requests[0]
+    if run is None or request is None:
+        if (closed := _only_closed(session, n)) is not None:
+            name, how, what = closed
+            return _answered_before(command, name, how, what)
+        raise Rejected("not_waiting", f"run {key.run(n)} waits for no answer", run=key.run(n))
+    name = request_id(session, n, request.k)
+    if run.cancel:
+        raise Rejected("request_closed", f"run {key.run(n)} is being cancelled", run=key.run(n))
+    if request.expires_at is not None and command.origin.time >= request.expires_at:
+        raise Rejected("request_expired", f"the time of request {name} is over", request=name)
+    if request.kind == "question":
+        if command.approved is not None:
+            raise Rejected("invalid", f"approved: request {name} is a question, it takes an answer", field="approved")
+        answers.check(command.answer, request.schema, request.choices)
+    elif command.approved is None:
+        raise Rejected("invalid", f"approved: request {name} is an approval, it takes true or false", field="approved")
+    data = RequestAnswered(
+        run=n,
+        request=name,
+        answer=command.answer,
+        approved=command.approved,
+        reason=command.reason,
+        by=command.origin.actor,
+    )
+    settled = () if request.expires_at is None else (expiry(n, request.k),)
+    wakes = (run.spec.queue,) if len(run.requests) == 1 else ()
+    return Decision(event_of(command, session, data), wakes=wakes, settled=settled)
+
+
+def _only_closed(session: Session, n: int) -> tuple[str, str, str] | None:
+    """The one request that a run has made, if it is closed."""
+    name = request_id(session, n, 1)
+    closed = session.closed.get(name)
+    return (name, closed.how, closed.said) if closed and not session.closed.get(request_id(session, n, 2)) else None
+
+
+def _answered_before(command: AnswerRequest, name: str, how: str, what: str) -> None:
+    if how == "expired":
+        raise Rejected("request_expired", f"the time of request {name} is over", request=name)
+    if how == "ended":
+        raise Rejected("request_closed", f"the run ended before request {name} was answered", request=name)
+    if what != said(command.answer, command.approved):
+        raise Rejected("already_answered", f"request {name} has another answer", request=name)
+
+
+def _expire(command: ExpireRequest, session: Session) -> Decision | None:
+    run = session.run(command.run)
+    request = run.request(command.request) if run else None
+    if run is None or request is None:
+        return None
+    if request.expires_at is None or command.now < request.expires_at:
+        raise no_edge(session, run, "request.expired")
+    data = RequestExpired(run=run.n, request=request_id(session, run.n, request.k))
+    return Decision(event_of(command, session, data), wakes=(run.spec.queue,) if len(run.requests) == 1 else ())
 
 
 def may_take_over(run: Run, started: RunStarted, gone: frozenset[int]) -> bool:
@@ -232,97 +348,154 @@ def may_take_over(run: Run, started: RunStarted, gone: frozenset[int]) -> bool:
 
 def _start(command: StartRun, session: Session) -> Decision | None:
     started = command.started
-    run = _live(session, started.run)
+    run = live(session, started.run)
     if run.start_id == command.origin.id:
         return None
     if started.attempt != run.attempt + 1:
         raise Rejected("fenced", f"attempt {run.attempt} of run {session.key.run(run.n)} is there already")
-    if run.cancel:
-        raise _no_edge(session, run, "run.started")
     if run.status == "running":
         if not may_take_over(run, started, command.gone):
             raise Rejected("fenced", f"run {session.key.run(run.n)} is carried out by {run.runner}")
-        if run.recoveries >= MAX_RECOVERIES:
-            raise _no_edge(session, run, "run.started")
-    elif session.next_run is None or session.next_run.n != run.n:
-        raise _no_edge(session, run, "run.started")
-    if (started.trigger, started.message_ids) != run.next_start():
-        trigger, names = run.next_start()
+        if run.cancel or not run.recovers or run.recoveries >= MAX_RECOVERIES:
+            raise no_edge(session, run, "run.started")
+    elif run not in session.startable:
+        raise no_edge(session, run, "run.started")
+    _takes_what_is_there(session, run, started)
+    if run.deadline is not None:
+        return Decision(event_of(command, session, started))
+    due = Due(run.left if run.left is not None else run.limits.timeout, run.spec.queue, deadline(run))
+    return Decision(event_of(command, session, started), dues=(due,))
+
+
+def _takes_what_is_there(session: Session, run: Run, started: RunStarted) -> None:
+    trigger, names = run.next_start()
+    fits = started.message_ids == names
+    if trigger == "answers":  # what has come meanwhile steers it
+        fits = names[: len(started.message_ids)] == started.message_ids
+        fits = fits and len(started.message_ids) >= len(run.replies)
+    if started.trigger != trigger or not fits:
         message = f"this start of run {session.key.run(run.n)} is a {trigger} and takes {', '.join(names) or 'nothing'}"
         raise Rejected("invalid", message, field="message_ids" if started.trigger == trigger else "trigger")
-    due = (Due(run.limits.timeout, run.spec.queue, _deadline(run)),) if run.deadline is None else ()
-    return Decision(_event(command, session, started), dues=due)
-
-
-def _deadline(run: Run) -> str:
-    return f"deadline-{run.n}"
-
-
-def _settles(run: Run) -> tuple[str, ...]:
-    """What no longer falls due once this run has ended."""
-    return () if run.deadline is None else (_deadline(run),)
 
 
 def _record(command: RecordFact, session: Session) -> Decision:
-    fact = command.fact
-    run = _live(session, fact.run)
+    fact: Fact = command.fact
+    run = live(session, fact.run)
     if fact.attempt != run.attempt:
         raise Rejected("fenced", f"run {session.key.run(run.n)} is at attempt {run.attempt}, not {fact.attempt}")
     wakes: tuple[str, ...] = ()
+    dues: tuple[Due, ...] = ()
     settled: tuple[str, ...] = ()
     match fact:
         case ModelReplied():
             _reply(session, run, fact)
         case ToolStarted():
             call = run.call(fact.call_id)
-            if call is None or call.started or run.status != "running" or run.cancel:
-                raise _no_edge(session, run, "tool.started")
+            may_begin = call is not None and not call.started and (call.asks is None or call.closed == "approved")
+            if not may_begin or run.status != "running" or run.cancel:
+                raise no_edge(session, run, "tool.started")
         case ToolReturned():
             call = run.call(fact.call_id)
-            if call is None or (0 < call.started < run.attempt and fact.status in ("ok", "error")):
-                raise _no_edge(session, run, f"tool.returned ({fact.status})")
+            if call is None or run.status != "running" or not _may_return(run, call, fact):
+                raise no_edge(session, run, f"tool.returned ({fact.status})")
+        case RunSteered():
+            takes = fact.message_ids and fact.message_ids == run.steering[: len(fact.message_ids)]
+            if not takes or run.status != "running" or run.cancel or run.open_calls:
+                raise no_edge(session, run, "run.steered")
+        case RunWaiting():
+            _wait(session, run, fact)
+            dues = tuple(
+                Due(ask.expires_in, run.spec.queue, expiry(run.n, run.asked + number))
+                for number, ask in enumerate(fact.requests, 1)
+                if ask.expires_in is not None
+            )
+            settled = (deadline(run),) if run.policy.clock == "running" and run.deadline is not None else ()
         case RunReleased():
             if not has_edge(run.status, "run.released", "queued"):
-                raise _no_edge(session, run, "run.released")
+                raise no_edge(session, run, "run.released")
             wakes = (run.spec.queue,)
         case RunEnded():
             fact = _end(session, run, fact)
-            # The drive that reports this plans again and starts what waits for its own queue: only others are woken.
-            wakes = tuple(queue for queue in _next_wakes(session, without=run) if queue != run.spec.queue)
-            settled = _settles(run)
+            if isinstance(fact, RunEnded):
+                # The drive that reports this plans again and starts what waits for its own queue: others are woken.
+                others = wakes_without(session, run, fact)
+                wakes = tuple(queue for queue in others if queue != run.spec.queue)
+                settled = settles(run)
         case _:
             assert_never(fact)
-    return Decision(_event(command, session, fact), wakes, settled=settled)
+    return Decision(event_of(command, session, fact), wakes, dues, settled)
 
 
 def _reply(session: Session, run: Run, replied: ModelReplied) -> None:
     if run.status != "running" or run.cancel or run.open_calls or replied.step != run.steps + 1:
-        raise _no_edge(session, run, f"model.replied (step {replied.step})")
+        raise no_edge(session, run, f"model.replied (step {replied.step})")
     ids = {call.id for call in replied.tool_calls}
     if not ids or len(ids) < len(replied.tool_calls):
         message = "a reply that is not the last asks for tools, each call under an id of its own"
         raise Rejected("invalid", message, field="tool_calls")
 
 
-def _end(session: Session, run: Run, ended: RunEnded) -> RunEnded:
-    allowed = has_edge(run.status, "run.ended", ended.status) and not run.open_calls
-    if not allowed or (run.cancel and ended.status != "cancelled"):
-        raise _no_edge(session, run, f"run.ended ({ended.status})")
-    if ended.error and ended.error.code == "max_attempts_exceeded" and run.recoveries < MAX_RECOVERIES:
+def _may_return(run: Run, call: Call, fact: ToolReturned) -> bool:
+    """A call that is in doubt is not known to have come out well; one that asks returns what was said to it."""
+    match call.asks:
+        case None:
+            return fact.status != "denied" and not (0 < call.started < run.attempt and fact.status in ("ok", "error"))
+        case "question":
+            if not call.request:  # a question that cannot be asked
+                return fact.status == "error"
+            return call.closed in ("answered", "expired") and fact.status in ("ok", "error")
+        case "approval":
+            if not call.request:
+                return fact.status == "error"
+            if call.closed == "approved":
+                return not (0 < call.started < run.attempt and fact.status in ("ok", "error"))
+            return call.closed in ("denied", "expired") and fact.status == "denied"
+
+
+def _wait(session: Session, run: Run, waiting: RunWaiting) -> None:
+    if not has_edge(run.status, "run.waiting", "waiting") or run.cancel:
+        raise no_edge(session, run, "run.waiting")
+    asked = {call.id: call for call in run.open_calls if call.asks and not call.request}
+    names = [request_id(session, run.n, run.asked + number) for number in range(1, len(waiting.requests) + 1)]
+    if len(asked) != len(run.open_calls) or not asked:
+        raise no_edge(session, run, "run.waiting")
+    fits = [ask.request for ask in waiting.requests] == names and len(waiting.requests) == len(asked)
+    if not fits or any(asked.get(ask.call_id) is None for ask in waiting.requests):
+        raise Rejected("invalid", "requests: one for each open call, numbered on", field="requests")
+    if any(asked[ask.call_id].asks != ask.kind for ask in waiting.requests):
+        raise Rejected("invalid", "requests: of the kind that the call asks for", field="requests")
+
+
+def _end(session: Session, run: Run, ended: RunEnded) -> RunEnded | ModelReplied:
+    """The end as it is stored. An answer is none while a message is there that the run can still take: then it is one
+    more reply."""
+    if not has_edge(run.status, "run.ended", ended.status):
+        raise no_edge(session, run, f"run.ended ({ended.status})")
+    code = ended.error.code if ended.error else None
+    if run.cancel and (ended.status, code) != _only_end(run):
+        raise no_edge(session, run, f"run.ended ({ended.status})")
+    if ended.status == "completed" and run.open_calls:
+        raise no_edge(session, run, "run.ended (completed)")
+    if code == "max_attempts_exceeded" and run.recoveries < MAX_RECOVERIES:
         raise Rejected("fenced", f"run {session.key.run(run.n)} has gone on since")
-    return msgspec.structs.replace(ended, usage=run.usage + ended.step_usage)
+    if ended.status == "completed" and run.steering and not run.answered:
+        reply = ModelReplied(
+            run=run.n,
+            attempt=ended.attempt,
+            step=run.steps + 1,
+            content=ended.content,
+            reasoning=ended.reasoning,
+            blob=ended.blob,
+            usage=ended.step_usage,
+            finish=ended.finish,
+            model=ended.model,
+            duration=ended.duration,
+        )
+        after = msgspec.structs.replace(run, steps=reply.step, usage=run.usage + reply.usage)
+        if spent(after) is None:
+            return reply
+    return ending(session, run, ended)
 
 
-def _live(session: Session, n: int) -> Run:
-    run = session.run(n)
-    if run is not None:
-        return run
-    if 0 < n <= session.last_run:
-        raise Rejected("invalid_transition", f"run {session.key.run(n)} has ended", run=session.key.run(n))
-    raise Rejected("not_found", f"no run {session.key.run(n)}")
-
-
-def _no_edge(session: Session, run: Run, event: str) -> Rejected:
-    name = session.key.run(run.n)
-    state = f"{run.status}, cancel requested" if run.cancel else run.status
-    return Rejected("invalid_transition", f"run {name} is {state}: no {event} now", run=name)
+def _only_end(run: Run) -> tuple[str, str | None]:
+    return ("failed", "client_disconnected") if run.disconnected else ("cancelled", None)

@@ -11,7 +11,13 @@ from typing import Literal
 Code = Literal[
     "not_found",  # no such session, run or message
     "already_exists",  # expected to open, but there already
-    "run_active",  # the session is busy and its policy refuses a second message
+    "run_active",  # the session is busy and its policy refuses what was asked
+    "run_waiting",  # a run waits for an answer, and the policy refuses a message meanwhile
+    "not_waiting",  # nothing of this run is open that could be answered
+    "already_answered",  # the request has another answer
+    "request_expired",  # the time for an answer is over
+    "request_closed",  # the run ended before the request was answered
+    "nothing_to_retry",  # the latest run did not fail
     "key_reused",  # the same idempotency key with another body
     "session_moved",  # expected_seq is not the last sequence
     "not_available",  # a known option that this release does not offer

@@ -11,24 +11,38 @@ import msgspec
 
 from turnstream.ids import SessionKey
 
-Routed = Literal["started", "queued", "none"]
+Routed = Literal["started", "queued", "steered", "answered", "none"]
 TitleSource = Literal["user", "agent", "client", "derived"]
-RunStatus = Literal["queued", "running", "completed", "failed", "cancelled", "timed_out"]
+RunStatus = Literal["queued", "running", "waiting", "completed", "failed", "cancelled", "timed_out"]
 EndStatus = Literal["completed", "failed", "cancelled", "timed_out"]
-Trigger = Literal["message", "recovery", "handover"]
-ToolStatus = Literal["ok", "error", "uncertain", "interrupted"]
+Requested = Literal["message", "retry", "leftover"]
+"""Why a run is there: a message asked for it, a turn is tried again, or it takes what an earlier run left over."""
+Trigger = Literal["message", "retry", "leftover", "reply", "answers", "recovery", "handover"]
+"""Why an attempt starts: why the run is there, or that its requests are closed (`reply`: by a message; `answers`), or
+that its runner stopped (`recovery`) or gave it back (`handover`)."""
+ToolStatus = Literal["ok", "error", "denied", "uncertain", "interrupted"]
+Asks = Literal["question", "approval"]
+OnExpiry = Literal["fail", "default", "null"]
+DeleteMode = Literal["detach", "erase"]
 Failure = Literal[
     "interrupted",
     "max_attempts_exceeded",
     "deadline_exceeded",
     "budget_exceeded",
     "max_steps_exceeded",
+    "tool_loop_detected",
+    "repeated_denial",
+    "request_expired",
     "context_overflow",
     "model_error",
     "empty_reply",
     "agent_not_found",
+    "client_disconnected",
     "internal_error",
 ]
+
+ASK_USER = "conversation_ask_user"
+"""The control tool by which a model asks a person."""
 
 
 class Data(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -48,12 +62,14 @@ class Part(Data, frozen=True, kw_only=True):
 
 
 class Usage(Data, frozen=True, kw_only=True):
-    """Tokens, as the provider counts them."""
+    """Tokens, as the provider counts them. `cost` is in millionths of the currency that the model's prices are in, 0
+    where it has none."""
 
     input_tokens: int = 0
     output_tokens: int = 0
     reasoning_tokens: int = 0
     cached_tokens: int = 0
+    cost: int = 0
 
     @property
     def total(self) -> int:
@@ -65,21 +81,71 @@ class Usage(Data, frozen=True, kw_only=True):
             output_tokens=self.output_tokens + other.output_tokens,
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
             cached_tokens=self.cached_tokens + other.cached_tokens,
+            cost=self.cost + other.cost,
         )
 
 
 class Limits(Data, frozen=True, kw_only=True):
-    """What one run may use. `timeout` is in milliseconds, from its first start."""
+    """What one run may use. `timeout` is in milliseconds, from its first start. `max_cost` is in the unit of
+    `Usage.cost`. `max_same_calls` and `max_same_denials`: so many calls of one tool with the same arguments, or denials
+    of them, are a loop."""
 
     max_steps: int = 32
     max_model_calls: int = 32
     max_tool_calls: int = 64
     max_tokens: int | None = None
     timeout: int = 600_000
+    max_cost: int | None = None
+    max_same_calls: int = 5
+    max_same_denials: int = 3
+
+
+class OnMessageData(Data, frozen=True, kw_only=True):
+    """What a message does that comes while a run waits."""
+
+    question: Literal["answer", "reject", "queue", "parallel"] | None = None
+    approval: Literal["reject", "decline", "parallel"] | None = None
+    parked: Literal["interleave", "queue", "reject"] | None = None
+
+
+class HistoryData(Data, frozen=True, kw_only=True):
+    turns: Literal["all", "completed"] | None = None
+    tools: Literal["bounded", "full", "none"] | None = None
+    window: Literal["fit", "all"] | None = None
+    compaction: Literal["off", "on"] | None = None
+
+
+class DeleteData(Data, frozen=True, kw_only=True):
+    mode: DeleteMode | None = None
+    active: Literal["cancel", "reject"] | None = None
+
+
+class PolicyData(Data, frozen=True, kw_only=True):
+    """The fields of a policy that were given; what is absent is as it is where nothing is said. `preset` names a whole
+    policy, which the other fields change. What each field means is in `policy.py`."""
+
+    preset: Literal["strict", "memory", "thread", "workspace"] | None = None
+    on_busy: Literal["reject", "queue", "steer", "interrupt", "parallel"] | None = None
+    message_on_busy: Literal["allow", "refuse"] | None = None
+    on_message: OnMessageData | None = None
+    authors: Literal["mixed", "single"] | None = None
+    starters: Literal["any", "people"] | tuple[str, ...] | None = None
+    recovery: Literal["resume", "fail", "durable"] | None = None
+    on_disconnect: Literal["detach", "fail"] | None = None
+    history: HistoryData | None = None
+    empty: Literal["fail", "note"] | None = None
+    clock: Literal["running", "wall"] | None = None
+    titles: Literal["derived_then_agent", "derived", "client", "none"] | None = None
+    delete: DeleteData | None = None
+
+
+NO_POLICY = PolicyData()
 
 
 class Spec(Data, frozen=True, kw_only=True):
-    """What a run carries out, pinned when it is requested. `digest` is the content hash of the agent's definition."""
+    """What a run carries out, pinned when it is requested. `digest` is the content hash of the agent's definition.
+    `policy` is everything that was given for the run, by whomever; an agent's own before that. `durable`: what the
+    agent says of itself."""
 
     agent: str
     version: str
@@ -87,6 +153,8 @@ class Spec(Data, frozen=True, kw_only=True):
     model: str
     queue: str = "default"
     limits: Limits = Limits()
+    policy: PolicyData = NO_POLICY
+    durable: bool = False
 
 
 class Error(Data, frozen=True, kw_only=True):
@@ -113,22 +181,49 @@ class Wake(Data, frozen=True, kw_only=True):
 
 
 class ToolCall(Data, frozen=True, kw_only=True):
-    """A tool that the model asks for. `arguments` is JSON text as the model wrote it."""
+    """A tool that the model asks for. `arguments` is JSON text as the model wrote it. `asks`: what a person has to say
+    before the call can return."""
 
     id: str
     name: str
     arguments: str
-
-
-class PolicyData(Data, frozen=True, kw_only=True):
-    """The fields of a session's policy that were given; what is absent takes its default."""
-
-    on_busy: Literal["reject", "queue"] | None = None
+    asks: Asks | None = None
 
 
 class Starts(Data, frozen=True, kw_only=True):
     run: int
     spec: Spec
+
+
+class Queued(Starts, frozen=True, kw_only=True):
+    """`interrupts`: the run that is to be cancelled for it, 0 for none."""
+
+    interrupts: int = 0
+
+
+class Steers(Data, frozen=True, kw_only=True):
+    run: int
+
+
+class Answered(Data, frozen=True, kw_only=True):
+    """What a message says to one request: an answer, or that it is declined."""
+
+    request: str
+    answer: object = None
+    declined: bool = False
+
+
+class Answers(Data, frozen=True, kw_only=True):
+    run: int
+    requests: tuple[Answered, ...]
+
+
+class Leftover(Data, frozen=True, kw_only=True):
+    """The run that takes the messages which reached another too late."""
+
+    run: int
+    spec: Spec
+    message_ids: tuple[str, ...]
 
 
 class Opens(Data, frozen=True, kw_only=True):
@@ -154,8 +249,26 @@ class SessionUpdated(Data, frozen=True, kw_only=True):
     policy: PolicyData | None = None
 
 
+class SessionDeleted(Data, frozen=True, kw_only=True):
+    """The session is gone for everybody. This is the terminal event of every run that has not ended, as `cancelled`."""
+
+    mode: DeleteMode
+    by: str
+
+
+class SessionErased(Data, frozen=True, kw_only=True):
+    """What is left of a deleted session: no content, and what stands in the way of whoever writes late."""
+
+    mode: DeleteMode
+    by: str
+    events_removed: int
+    last_run: int
+    deleted_at: int
+    """Broker time in milliseconds."""
+
+
 class MessagePosted(Data, frozen=True, kw_only=True):
-    """Something said, and where it was routed: `starts` or `queued` (never both; neither: it starts nothing)."""
+    """Something said, and where it was routed: exactly one of `starts`, `queued`, `steers`, `answers`, or nowhere."""
 
     message_id: str
     author: str
@@ -163,25 +276,49 @@ class MessagePosted(Data, frozen=True, kw_only=True):
     content: tuple[Part, ...]
     opens: Opens | None = None
     starts: Starts | None = None
-    queued: Starts | None = None
+    queued: Queued | None = None
+    steers: Steers | None = None
+    answers: Answers | None = None
 
     @property
     def routing(self) -> Starts | None:
-        """The run that it starts or waits for."""
+        """The run that it asks for."""
         return self.starts or self.queued
 
     @property
+    def run(self) -> int:
+        """The run that it was routed to, 0 for none."""
+        to = self.starts or self.queued or self.steers or self.answers
+        return to.run if to else 0
+
+    @property
     def routed(self) -> Routed:
-        return "started" if self.starts else "queued" if self.queued else "none"
+        if self.starts:
+            return "started"
+        if self.queued:
+            return "queued"
+        if self.steers:
+            return "steered"
+        return "answered" if self.answers else "none"
 
 
 class MessageWithdrawn(Data, frozen=True, kw_only=True):
-    """A queued message is taken back. The run that it was queued for, `run`, ends with it: this is its terminal event,
-    as `cancelled`."""
+    """A message that no run has taken is taken back. A run that it leaves without any message, `run`, ends with it:
+    this is its terminal event, as `cancelled`."""
 
     message_id: str
     by: str
     run: int = 0
+
+
+class RunRequested(Data, frozen=True, kw_only=True):
+    """A run that no new message asks for: a turn that failed is tried again."""
+
+    run: int
+    spec: Spec
+    trigger: Literal["retry"] = "retry"
+    message_ids: tuple[str, ...] = ()
+    retry_of: int = 0
 
 
 class RunStarted(Data, frozen=True, kw_only=True):
@@ -200,8 +337,56 @@ class RunReleased(Data, frozen=True, kw_only=True):
     reason: Literal["drain"] = "drain"
 
 
+class RunSteered(Data, frozen=True, kw_only=True):
+    """The next model call carries these messages."""
+
+    run: int
+    attempt: int
+    message_ids: tuple[str, ...]
+
+
+class Ask(Data, frozen=True, kw_only=True):
+    """What a run waits for. `request` is its id. `schema` is a JSON Schema (draft 2020-12) of the answer, `choices` are
+    the only ones that do. `digest` is of the tool, its schema and the arguments that an approval is for. `expires_in`
+    is in milliseconds from the event's broker time."""
+
+    request: str
+    kind: Asks
+    call_id: str
+    prompt: str
+    schema: dict[str, object] | None = None
+    choices: tuple[str, ...] = ()
+    digest: str = ""
+    expires_in: int | None = None
+    on_expiry: OnExpiry = "fail"
+    default: object = None
+
+
+class RunWaiting(Data, frozen=True, kw_only=True):
+    run: int
+    attempt: int
+    requests: tuple[Ask, ...]
+
+
+class RequestAnswered(Data, frozen=True, kw_only=True):
+    """The answer to a question, or the decision on an approval. `by` is who said so."""
+
+    run: int
+    request: str
+    answer: object = None
+    approved: bool | None = None
+    reason: str = ""
+    by: str
+
+
+class RequestExpired(Data, frozen=True, kw_only=True):
+    run: int
+    request: str
+
+
 class ModelReplied(Data, frozen=True, kw_only=True):
-    """A step that is not the last: it asks for tools. `reasoning` is portable text, for people."""
+    """A step that is not the last: it asks for tools, or messages have come that the next one carries. `reasoning` is
+    portable text, for people."""
 
     run: int
     attempt: int
@@ -213,6 +398,8 @@ class ModelReplied(Data, frozen=True, kw_only=True):
     finish: str = ""
     model: str = ""
     duration: int = 0
+    blob: Blob | None = None
+    """Where the whole of `content` lies, if that is only its head."""
 
 
 class ToolStarted(Data, frozen=True, kw_only=True):
@@ -238,13 +425,17 @@ class ToolReturned(Data, frozen=True, kw_only=True):
 
 
 class RunCancelRequested(Data, frozen=True, kw_only=True):
+    """The run is to end: as `cancelled`, or, where `error` says why, as failed for that."""
+
     run: int
     by: str
     reason: str = ""
+    error: Literal["client_disconnected"] | None = None
 
 
 class RunEnded(Data, frozen=True, kw_only=True):
-    """The run's one terminal event. `completed` carries the final answer in `content`."""
+    """The run's one terminal event. `completed` carries the final answer in `content`; another status what the model
+    had said by then. `unfinished`: calls without a result, which end with the run as `interrupted`."""
 
     run: int
     attempt: int
@@ -263,6 +454,8 @@ class RunEnded(Data, frozen=True, kw_only=True):
     model: str = ""
     duration: int = 0
     """Of the model call that ended it."""
+    unfinished: tuple[str, ...] = ()
+    leftover: Leftover | None = None
 
 
 class Unknown(Data, frozen=True, kw_only=True):
@@ -275,10 +468,17 @@ class Unknown(Data, frozen=True, kw_only=True):
 Fact = (
     SessionOpened
     | SessionUpdated
+    | SessionDeleted
+    | SessionErased
     | MessagePosted
     | MessageWithdrawn
+    | RunRequested
     | RunStarted
     | RunReleased
+    | RunSteered
+    | RunWaiting
+    | RequestAnswered
+    | RequestExpired
     | ModelReplied
     | ToolStarted
     | ToolReturned
@@ -289,10 +489,17 @@ Fact = (
 TYPES: dict[str, type[Fact]] = {
     "session.opened": SessionOpened,
     "session.updated": SessionUpdated,
+    "session.deleted": SessionDeleted,
+    "session.erased": SessionErased,
     "message.posted": MessagePosted,
     "message.withdrawn": MessageWithdrawn,
+    "run.requested": RunRequested,
     "run.started": RunStarted,
     "run.released": RunReleased,
+    "run.steered": RunSteered,
+    "run.waiting": RunWaiting,
+    "request.answered": RequestAnswered,
+    "request.expired": RequestExpired,
     "model.replied": ModelReplied,
     "tool.started": ToolStarted,
     "tool.returned": ToolReturned,

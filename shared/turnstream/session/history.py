@@ -1,12 +1,16 @@
-"""From events to what the model sees. One builder: `build(events, run)` is a pure function of the events.
+"""From events to what the model sees. One builder: `build(events, run, policy)` is a pure function of both.
 
-A turn's messages stand where the run that took them started, whatever came between; each tool result stands directly
-behind the reply that asked for it, and a call that has none yet shows a placeholder that is never stored. What nobody
-took, was withdrawn, or was cancelled before it started is not there. Reasoning and errors never appear. A turn that
-failed or was cancelled keeps what was said and done.
+A turn's messages stand where the run that took them started or was steered, whatever came between; each tool result
+stands directly behind the reply that asked for it, and a call that has none yet shows a placeholder that is never
+stored. What nobody took, was withdrawn, or was cancelled before it started is not there; a message that answered a
+request is there as the result of the call that asked. A turn that was tried again shows its messages once. Reasoning
+and errors never appear. A turn that failed or was cancelled keeps what was said and done, unless the policy remembers
+only completed ones.
 """
 
 from collections.abc import Iterable
+from typing import Literal
+from xml.sax.saxutils import escape, quoteattr
 
 import msgspec
 
@@ -16,17 +20,23 @@ from turnstream.session.events import (
     ModelReplied,
     Recorded,
     RunEnded,
+    RunRequested,
     RunStarted,
+    RunSteered,
     ToolCall,
     ToolReturned,
+    ToolStarted,
 )
+from turnstream.session.policy import STRICT, Policy
 
 RESULT_MAX = 8 * 1024
-"""Bytes of UTF-8 of a tool result that the model sees; the rest is cut with a notice."""
+"""Bytes of UTF-8 of a tool result that the model sees where they are bounded; the rest is cut with a notice."""
 RUNNING = '{"status":"running"}'
 """What a call shows that has no result yet."""
 INTERRUPTED = "interrupted: there is no result"
 """What a call shows whose turn ended without its result."""
+IN_DOUBT = "interrupted: there is no result, and the tool may or may not have taken effect"
+"""The same where the tool had begun."""
 
 
 class UserMessage(msgspec.Struct, frozen=True, tag="user"):
@@ -50,65 +60,175 @@ class ToolMessage(msgspec.Struct, frozen=True, tag="tool"):
 Message = UserMessage | AssistantMessage | ToolMessage
 
 
+class _Reply:
+    """A reply with the results of its calls, by id: two replies may use the same id."""
+
+    def __init__(self, replied: ModelReplied) -> None:
+        self.replied = replied
+        self.results: dict[str, ToolReturned] = {}
+        self.begun: set[str] = set()
+
+    def misses(self, call_id: str) -> bool:
+        return call_id not in self.results and any(call.id == call_id for call in self.replied.tool_calls)
+
+
 class _Turn:
     def __init__(self) -> None:
-        self.prompt: list[UserMessage] = []
-        self.replies: list[tuple[ModelReplied, dict[str, ToolReturned]]] = []
-        """Each reply with the results of its calls, by id: two replies may use the same id."""
+        self.items: list[UserMessage | _Reply] = []
         self.end: RunEnded | None = None
+        self.tried_again = False
+        """Its messages are carried on with by a later turn: how it ended does not matter."""
 
-    def take(self, returned: ToolReturned) -> None:
-        """Gives the result to the newest reply that asked for it and has none; a second result is not heard."""
-        for reply, results in reversed(self.replies):
-            if returned.call_id not in results and any(call.id == returned.call_id for call in reply.tool_calls):
-                results[returned.call_id] = returned
-                return
+    @property
+    def replies(self) -> list[_Reply]:
+        return [item for item in self.items if isinstance(item, _Reply)]
+
+    @property
+    def answer(self) -> str:
+        if self.end is None or self.tried_again:
+            return ""
+        return _whole(self.end.content, self.end.blob)
+
+    def reply_of(self, call_id: str) -> _Reply | None:
+        """The newest reply that asked for this call and has no result of it."""
+        return next((reply for reply in reversed(self.replies) if reply.misses(call_id)), None)
 
 
-def build(events: Iterable[Recorded], run: int | None = None) -> tuple[Message, ...]:
-    """What the model sees of these events, oldest first. With `run`, that run's turn is last: its prompt and its steps
-    so far, whatever other runs have started since."""
-    said: dict[str, MessagePosted] = {}
-    turns: dict[int, _Turn] = {}
-    for recorded in events:
-        match recorded.event.data:
-            case MessagePosted() as posted:
-                said[posted.message_id] = posted
-            case RunStarted() as started:
-                turn = turns.setdefault(started.run, _Turn())
-                turn.prompt += [UserMessage(text_of(said[name])) for name in started.message_ids if name in said]
-            case ModelReplied() as replied if replied.run in turns:
-                turns[replied.run].replies.append((replied, {}))
-            case ToolReturned() as returned if returned.run in turns:
-                turns[returned.run].take(returned)
-            case RunEnded() as ended if ended.run in turns and turns[ended.run].end is None:
-                turns[ended.run].end = ended
+class _Story:
+    """What the events tell, turn by turn in the order of their starts."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.turns: dict[int, _Turn] = {}
+        self._framed = policy.authors == "mixed" and policy.history_turns == "all"
+        self._said: dict[str, MessagePosted] = {}
+        self._shown: dict[str, int] = {}
+        self._notices: list[UserMessage] = []
+        self._first_author: str | None = None
+        self._several = False
+        self._retries: dict[int, int] = {}
+
+    def hear(self, recorded: Recorded) -> None:
+        data = recorded.event.data
+        match data:
+            case MessagePosted():
+                self._said[data.message_id] = data
+                if data.kind == "notice":
+                    self._notices.append(UserMessage(_frame("notice", data.author, text_of(data))))
+            case RunRequested():
+                self._retries[data.run] = data.retry_of
+            case RunStarted():
+                self._start(data)
+            case RunSteered() if turn := self.turns.get(data.run):
+                self._show(data.run, turn, data.message_ids)
+            case ModelReplied() if turn := self.turns.get(data.run):
+                turn.items.append(_Reply(data))
+            case ToolStarted() if turn := self.turns.get(data.run):
+                if reply := turn.reply_of(data.call_id):
+                    reply.begun.add(data.call_id)
+            case ToolReturned() if turn := self.turns.get(data.run):
+                if reply := turn.reply_of(data.call_id):  # a second result is not heard
+                    reply.results[data.call_id] = data
+            case RunEnded() if turn := self.turns.get(data.run):
+                turn.end = turn.end or data
             case _:
                 pass
-    if run is not None and run in turns:
-        turns[run] = turns.pop(run)
-    return tuple(message for turn in turns.values() for message in _messages(turn))
+
+    def _start(self, started: RunStarted) -> None:
+        turn = self.turns.get(started.run)
+        if turn is None:
+            turn = self.turns[started.run] = _Turn()
+            if (retried := self.turns.get(self._retries.get(started.run, 0))) is not None:
+                self._try_again(self._retries[started.run], retried)
+            turn.items += self._notices
+            self._notices = []
+        self._show(started.run, turn, started.message_ids)
+
+    def _try_again(self, n: int, retried: _Turn) -> None:
+        """A turn that did nothing is not there any more; what it did stays, with the messages that it was for."""
+        retried.tried_again = True
+        if not retried.replies:
+            del self.turns[n]
+            self._shown = {name: run for name, run in self._shown.items() if run != n}
+
+    def _show(self, n: int, turn: _Turn, names: Iterable[str]) -> None:
+        for name in names:
+            posted = self._said.get(name)
+            if posted is not None and posted.answers is None and name not in self._shown:
+                self._shown[name] = n
+                turn.items.append(UserMessage(self._text(posted)))
+
+    def _text(self, posted: MessagePosted) -> str:
+        """From the first message of a second author on, each says whose it is."""
+        self._first_author = self._first_author or posted.author
+        self._several = self._several or posted.author != self._first_author
+        text = text_of(posted)
+        return _frame("message", posted.author, text) if self._several and self._framed else text
+
+
+def build(events: Iterable[Recorded], run: int | None = None, policy: Policy = STRICT) -> tuple[Message, ...]:
+    """What the model sees of these events, oldest first. With `run`, that run's turn is last: its prompt and its steps
+    so far, whatever other runs have started since."""
+    story = _Story(policy)
+    ended: list[int] = []
+    for recorded in events:
+        story.hear(recorded)
+        if isinstance(recorded.event.data, RunEnded):
+            ended.append(recorded.event.data.run)
+    turns = story.turns
+    own = turns.pop(run, None) if run is not None else None
+    if policy.history_turns == "completed":
+        before = [message for n in dict.fromkeys(ended) if n in turns for message in _pair(turns[n])]
+    else:
+        before = [message for turn in turns.values() for message in _messages(turn, policy.history_tools)]
+    now = _messages(own, "full" if policy.history_tools == "full" else "bounded") if own else ()
+    return (*before, *now)
 
 
 def text_of(posted: MessagePosted) -> str:
     return "\n".join(part.text for part in posted.content)
 
 
-def _messages(turn: _Turn) -> Iterable[Message]:
-    yield from turn.prompt
-    for reply, results in turn.replies:
-        yield AssistantMessage(reply.content, reply.tool_calls)
-        for call in reply.tool_calls:
-            yield _result(call, results.get(call.id), ended=turn.end is not None)
-    if turn.end and turn.end.content:
-        yield AssistantMessage(_whole(turn.end.content, turn.end.blob))
+def _frame(tag: str, author: str, text: str) -> str:
+    """Text that says whose it is; what is in it cannot close the frame."""
+    return f"<{tag} from={quoteattr(author)}>{escape(text)}</{tag}>"
 
 
-def _result(call: ToolCall, returned: ToolReturned | None, *, ended: bool) -> ToolMessage:
+def _pair(turn: _Turn) -> Iterable[Message]:
+    """What was said to a turn and what it answered, verbatim, if it came to an answer."""
+    if turn.end and turn.end.status == "completed" and turn.answer:
+        yield from (item for item in turn.items if isinstance(item, UserMessage))
+        yield AssistantMessage(turn.answer)
+
+
+def _messages(turn: _Turn, tools: Literal["bounded", "full", "none"]) -> Iterable[Message]:
+    items = turn.items
+    if items and turn.answer and isinstance(items[-1], _Reply) and not items[-1].replied.tool_calls:
+        items = items[:-1]  # the reply that turned out to be the answer
+    for item in items:
+        if isinstance(item, UserMessage):
+            yield item
+            continue
+        replied = item.replied
+        text = _whole(replied.content, replied.blob)
+        if tools == "none" or not replied.tool_calls:
+            if text:
+                yield AssistantMessage(text)
+            continue
+        yield AssistantMessage(text, replied.tool_calls)
+        for call in replied.tool_calls:
+            yield _result(call, item, ended=turn.end is not None, bounded=tools == "bounded")
+    if turn.answer:
+        yield AssistantMessage(turn.answer)
+
+
+def _result(call: ToolCall, reply: _Reply, *, ended: bool, bounded: bool) -> ToolMessage:
+    returned = reply.results.get(call.id)
     if returned is None:
-        return ToolMessage(call.id, call.name, INTERRUPTED if ended else RUNNING, ended)
+        missing = IN_DOUBT if call.id in reply.begun else INTERRUPTED
+        return ToolMessage(call.id, call.name, missing if ended else RUNNING, ended)
     text = returned.output if returned.status == "ok" else f"{returned.status}: {returned.error}"
-    return ToolMessage(call.id, call.name, _whole(cut(text, RESULT_MAX), returned.blob), returned.status != "ok")
+    text = cut(text, RESULT_MAX) if bounded else text
+    return ToolMessage(call.id, call.name, _whole(text, returned.blob), returned.status != "ok")
 
 
 def _whole(head: str, blob: Blob | None) -> str:

@@ -9,7 +9,8 @@ import msgspec
 
 from turnstream.ids import derive
 from turnstream.session.decide import MAX_RECOVERIES, may_take_over
-from turnstream.session.events import EndStatus, Error, RunStarted, ToolStatus, Trigger, Wake
+from turnstream.session.events import DeleteMode, EndStatus, Error, RunStarted, ToolStatus, Trigger, Wake
+from turnstream.session.limits import spent
 from turnstream.session.state import Call, Run, Session
 
 
@@ -50,7 +51,8 @@ class CallModel(_Effect, frozen=True, kw_only=True):
 
 
 class CallTool(_Effect, frozen=True, kw_only=True):
-    """Call the tool; `reply_seq` is the sequence of the reply that holds the arguments."""
+    """Call the tool; `reply_seq` is the sequence of the reply that holds the arguments. One that needed an approval has
+    it, if what was approved is still what would be done."""
 
     attempt: int
     step: int
@@ -67,108 +69,186 @@ class Settle(_Effect, frozen=True, kw_only=True):
     why: str
 
 
+class Return(_Effect, frozen=True, kw_only=True):
+    """Store what came of a call's request, by the event `call.closed_seq`, as the call's result."""
+
+    attempt: int
+    call: Call
+
+
+class Steer(_Effect, frozen=True, kw_only=True):
+    """Take these messages into the next model call."""
+
+    attempt: int
+    message_ids: tuple[str, ...]
+
+
+class Park(_Effect, frozen=True, kw_only=True):
+    """Ask what these calls ask for, and wait. A call that cannot be asked for gets an error as its result instead."""
+
+    attempt: int
+    calls: tuple[Call, ...]
+    first: int
+    """Number of the first request."""
+    reply_seq: int
+
+
+class Expire(_Effect, frozen=True, kw_only=True):
+    request: int
+
+
 class End(_Effect, frozen=True, kw_only=True):
+    """`answer_seq`: the reply that turned out to be the last, 0 for none."""
+
     attempt: int
     status: EndStatus
     error: Error | None = None
+    answer_seq: int = 0
 
 
-Effect = Start | CallModel | CallTool | Settle | End
+class Erase(_Effect, frozen=True, kw_only=True):
+    """Remove everything that belongs to the deleted session, and leave the tombstone. `run` is 0."""
+
+    mode: DeleteMode
+
+
+RunEffect = Start | CallModel | CallTool | Settle | Return | Steer | Park | Expire | End
+Effect = RunEffect | Erase
 
 
 def plan(session: Session, now: int, drive: Drive) -> tuple[Effect, ...]:
-    """`now` is broker time in milliseconds. Effects of one run only, of the drive's own queue; run effects only for
-    attempts of this drive, except what ends a run that it may take over."""
+    """`now` is broker time in milliseconds. Effects of one run only, of the drive's own queue: of the run that it
+    carries out, else of one that nobody does, or that it may take over."""
+    if session.deleted:
+        return _of_deleted(session, drive)
     for run in session.runs:
-        if run.spec.queue == drive.queue and (effects := _of_run(session, run, now, drive)):
+        if drive.owns(session, run):
+            return _of_mine(session, run, now)
+    for run in session.runs:
+        if run.spec.queue == drive.queue and (effects := _of_other(session, run, now, drive)):
             return effects
     return ()
 
 
-def next_due(session: Session) -> int | None:
-    """Broker time in milliseconds of the earliest thing that falls due by itself."""
-    return min((run.deadline for run in session.runs if run.deadline is not None), default=None)
+def next_due(session: Session, drive: Drive) -> int | None:
+    """Broker time in milliseconds of the earliest thing that falls due by itself and is this drive's to do."""
+    times: list[int] = []
+    for run in session.runs:
+        if run.spec.queue == drive.queue and (run.status != "running" or drive.owns(session, run)):
+            times += [request.expires_at for request in run.requests if request.expires_at is not None]
+            times += [run.deadline] if run.deadline is not None else []
+    return min(times, default=None)
 
 
-def blocked_by(session: Session, drive: Drive) -> Wake | None:
-    """The wake-up whose runner holds the turn, if that is another drive of this queue: whether it is still in `WORK`
-    decides whether this drive may take the run over. A run of another queue blocks nobody: its end wakes who waits."""
-    holder = session.holder
-    if holder is None or holder.spec.queue != drive.queue or drive.owns(session, holder):
-        return None
-    return holder.wake
+def blocked_by(session: Session, drive: Drive) -> tuple[Wake, ...]:
+    """The wake-ups by which other drives of this queue carry runs out: whether they are still in `WORK` decides whether
+    this drive may take the runs over. A run of another queue blocks nobody: its end wakes who waits."""
+    return tuple(
+        [
+            run.wake
+            for run in session.runs
+            if run.status == "running" and run.wake and run.spec.queue == drive.queue and not drive.owns(session, run)
+        ]
+    )
 
 
-def _of_run(session: Session, run: Run, now: int, drive: Drive) -> tuple[Effect, ...]:
-    if run.status == "queued":
-        return _of_queued(session, run, now, drive)
-    mine = drive.owns(session, run)
-    if not mine and not may_take_over(run, _start_data(run, drive), drive.gone):
+def _of_deleted(session: Session, drive: Drive) -> tuple[Effect, ...]:
+    deleted = session.deleted
+    if deleted is None or deleted.erased or session.last_queue != drive.queue:
         return ()
-    if closing := _closing(run, now, taken_over=not mine):
-        return close(session, run, *closing)
-    if not mine:
-        return (_start(session, run),)
+    return (Erase(key=f"{session.key}:erase", run=0, mode=deleted.mode),)
+
+
+def _of_mine(session: Session, run: Run, now: int) -> tuple[Effect, ...]:
+    if closing := _closing(run, now, taken_over=False):
+        return (end(session, run, *closing),)
     if run.open_calls:
-        return tuple(_of_call(session, run, call) for call in run.open_calls)
+        return _of_calls(session, run)
+    if run.steering:
+        key = f"{_key(session, run, run.steps)}:steer:{run.steering[-1]}"
+        return (Steer(key=key, run=run.n, attempt=run.attempt, message_ids=run.steering),)
+    if run.answered:
+        key = f"{_key(session, run, 0)}:end:answered"
+        return (End(key=key, run=run.n, attempt=run.attempt, status="completed", answer_seq=run.reply_seq),)
     step = run.steps + 1
     return (CallModel(key=_key(session, run, step), run=run.n, attempt=run.attempt, step=step),)
 
 
-def _of_queued(session: Session, run: Run, now: int, drive: Drive) -> tuple[Effect, ...]:
-    if run.taken and (closing := _closing(run, now, taken_over=False)):
-        return close(session, run, *closing)
-    return (_start(session, run),) if session.next_run is run else ()
+def _of_other(session: Session, run: Run, now: int, drive: Drive) -> tuple[Effect, ...]:
+    """Of a run that this drive does not carry out."""
+    taken_over = run.status == "running"
+    if taken_over and not may_take_over(run, _start_data(run, drive), drive.gone):
+        return ()
+    if (run.taken or run.cancel) and (closing := _closing(run, now, taken_over=taken_over)):
+        return (end(session, run, *closing),)
+    if run.status == "waiting":
+        return tuple(
+            [
+                Expire(key=f"{_key(session, run, 0)}:expire:{request.k}", run=run.n, request=request.k)
+                for request in run.requests
+                if request.expires_at is not None and now >= request.expires_at
+            ]
+        )
+    return (_start(session, run),) if taken_over or run in session.startable else ()
 
 
 def _closing(run: Run, now: int, *, taken_over: bool) -> tuple[EndStatus, Error | None] | None:
     """How the run has to end now, if it has to."""
-    limits = run.limits
+    if run.disconnected:
+        return "failed", Error(code="client_disconnected", message="client disconnected mid-stream")
     if run.cancel:
         return "cancelled", None
     if run.deadline is not None and now >= run.deadline:
-        seconds = limits.timeout / 1000
+        seconds = run.limits.timeout / 1000
         return "timed_out", Error(code="deadline_exceeded", message=f"the run took longer than {seconds:g} s")
+    if run.refused_by_expiry:
+        return "failed", Error(code="request_expired", message="nobody answered in time")
+    if taken_over and not run.recovers:
+        message = "interrupted: the runner stopped while the run was in flight"
+        return "failed", Error(code="interrupted", message=message, retryable=True)
     if taken_over and run.recoveries >= MAX_RECOVERIES:
         message = f"the runner stopped {MAX_RECOVERIES + 1} times without a new fact"
         return "failed", Error(code="max_attempts_exceeded", message=message)
-    if run.tool_calls > limits.max_tool_calls:
-        return "failed", Error(code="budget_exceeded", message=f"more than {limits.max_tool_calls} tool calls")
-    if limits.max_tokens is not None and run.usage.total > limits.max_tokens:
-        return "failed", Error(code="budget_exceeded", message=f"more than {limits.max_tokens} tokens")
-    if run.steps == 0:
-        return None
-    if run.steps >= limits.max_steps:
-        return "failed", Error(code="max_steps_exceeded", message=f"no answer after {limits.max_steps} steps")
-    if run.steps >= limits.max_model_calls:
-        return "failed", Error(code="budget_exceeded", message=f"no answer after {limits.max_model_calls} model calls")
+    if run.status != "waiting" and not run.answered and (error := spent(run)):
+        return "failed", error
     return None
 
 
-def close(session: Session, run: Run, status: EndStatus, error: Error | None) -> tuple[Settle, ...] | tuple[End]:
-    """What ends the run like this: every open call gets its result first, then comes the end."""
-    if run.open_calls:
-        return tuple(_settle(session, run, call, "interrupted", _why(call, status)) for call in run.open_calls)
+def end(session: Session, run: Run, status: EndStatus, error: Error | None) -> End:
+    """What ends the run like this. Its open calls end with it."""
     key = f"{_key(session, run, 0)}:end:{status}"
-    return (End(key=key, run=run.n, attempt=run.attempt, status=status, error=error),)
+    return End(key=key, run=run.n, attempt=run.attempt, status=status, error=error)
 
 
-def _why(call: Call, status: EndStatus) -> str:
-    ended = f"the run ended ({status}) before the tool returned"
-    return f"{ended}; it may or may not have taken effect" if call.started else ended
+def _of_calls(session: Session, run: Run) -> tuple[Effect, ...]:
+    """Everything that can be done for the open calls; only when nothing is left but what a person has to say, that is
+    asked, all at once."""
+    found = [effect for call in run.open_calls if (effect := _of_call(session, run, call))]
+    if found:
+        return tuple(found)
+    key = f"{_key(session, run, run.steps)}:wait:{run.asked + 1}"
+    return (
+        Park(
+            key=key,
+            run=run.n,
+            attempt=run.attempt,
+            calls=run.open_calls,
+            first=run.asked + 1,
+            reply_seq=run.reply_seq,
+        ),
+    )
 
 
-def _of_call(session: Session, run: Run, call: Call) -> Effect:
+def _of_call(session: Session, run: Run, call: Call) -> Effect | None:
+    """None: a person has to be asked first."""
     if 0 < call.started < run.attempt:
         why = "the runner stopped while this tool was running; it may or may not have taken effect"
-        return _settle(session, run, call, "uncertain", why)
+        key = f"{_key(session, run, run.steps)}:{call.id}:uncertain"
+        return Settle(key=key, run=run.n, attempt=run.attempt, call=call, status="uncertain", why=why)
     key = f"{_key(session, run, run.steps)}:{call.id}"
-    return CallTool(key=key, run=run.n, attempt=run.attempt, step=run.steps, call=call, reply_seq=run.reply_seq)
-
-
-def _settle(session: Session, run: Run, call: Call, status: ToolStatus, why: str) -> Settle:
-    key = f"{_key(session, run, run.steps)}:{call.id}:{status}"
-    return Settle(key=key, run=run.n, attempt=run.attempt, call=call, status=status, why=why)
+    if call.asks is None or call.closed == "approved":
+        return CallTool(key=key, run=run.n, attempt=run.attempt, step=run.steps, call=call, reply_seq=run.reply_seq)
+    return Return(key=key, run=run.n, attempt=run.attempt, call=call) if call.closed else None
 
 
 def _start(session: Session, run: Run) -> Start:

@@ -1,60 +1,208 @@
 """What a session does where designs differ. Every field is observable; a value that is not offered is refused, by name.
 
-A policy is resolved once, when a message is routed: what the message says, else what the session says, else the default
-of the field. A server with other defaults writes them into the sessions that it opens.
+A policy is layers of what was given: by the server, the agent, the session, the message. A layer that names a preset
+begins anew with it; each field that a layer gives replaces what was said before. `resolve` makes one policy of them;
+what concerns a run is pinned in its spec when it is requested.
 """
 
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Final, Literal, cast
 
 import msgspec
 
 from turnstream.session.errors import Rejected
-from turnstream.session.events import PolicyData
+from turnstream.session.events import NO_POLICY, DeleteMode, PolicyData
 
-OnBusy = Literal["reject", "queue"]
-
-AVAILABLE: dict[str, tuple[str, ...]] = {"on_busy": ("reject", "queue")}
-"""Every field that may be given, and its values."""
-PLANNED: dict[str, tuple[str, ...]] = {"on_busy": ("steer", "interrupt", "parallel")}
-"""Values that are known and that this release does not offer: refused as `not_available`."""
-PLANNED_FIELDS = frozenset(
-    {
-        "preset",
-        "on_message",
-        "authors",
-        "starters",
-        "recovery",
-        "on_disconnect",
-        "history",
-        "empty",
-        "clock",
-        "titles",
-        "delete",
-    }
-)
-"""Fields that are known and that this release does not offer: refused as `not_available`."""
+Preset = Literal["strict", "memory", "thread", "workspace"]
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """`on_busy`: what a message does that comes while a run is live."""
+    """Every field with its value; as it stands, the preset `strict`. `a_b` is `a.b` in JSON.
 
-    on_busy: OnBusy = "reject"
+    `on_busy`: what a message does that comes while a run is live. `message_on_busy`: whether a message may say that
+    itself. `on_message.…`: what a message does while a run has open questions, open approvals, or is parked.
+    `authors`: whether a run takes messages of anybody, or only of the author whose message started it. `starters`: who
+    may start a turn. `recovery`: what becomes of a run whose runner stopped (`durable`: resume if its agent is
+    durable). `on_disconnect`: what becomes of a run when the client that streams it goes away. `history.…`: what of
+    the session the model sees. `empty`: how a run ends whose model says nothing at all. `clock`: whether a run's time
+    goes on while it waits for a person. `titles`: where titles come from. `delete.…`: what becomes of the runs of a
+    deleted session, and whether one with a live run can be deleted.
+    """
 
-    def override(self, data: PolicyData) -> "Policy":
-        return Policy(on_busy=data.on_busy or self.on_busy)
+    on_busy: Literal["reject", "queue", "steer", "interrupt", "parallel"] = "reject"
+    message_on_busy: Literal["allow", "refuse"] = "allow"
+    on_message_question: Literal["answer", "reject", "queue", "parallel"] = "answer"
+    on_message_approval: Literal["reject", "decline", "parallel"] = "reject"
+    on_message_parked: Literal["interleave", "queue", "reject"] = "reject"
+    authors: Literal["mixed", "single"] = "mixed"
+    starters: Literal["any", "people"] | tuple[str, ...] = "any"
+    recovery: Literal["resume", "fail", "durable"] = "resume"
+    on_disconnect: Literal["detach", "fail"] = "detach"
+    history_turns: Literal["all", "completed"] = "all"
+    history_tools: Literal["bounded", "full", "none"] = "bounded"
+    history_window: Literal["fit", "all"] = "fit"
+    history_compaction: Literal["off", "on"] = "off"
+    empty: Literal["fail", "note"] = "fail"
+    clock: Literal["running", "wall"] = "running"
+    titles: Literal["derived_then_agent", "derived", "client", "none"] = "derived_then_agent"
+    delete_mode: DeleteMode = "erase"
+    delete_active: Literal["cancel", "reject"] = "reject"
+
+    def may_start(self, author: str) -> bool:
+        """Whether a message of this author may start a turn. A person is an author `user:…`."""
+        if isinstance(self.starters, tuple):
+            return author in self.starters
+        return self.starters == "any" or author.startswith("user:")
 
 
-def parse_policy(given: dict[str, object], where: str = "policy") -> PolicyData:
-    """The policy fields of a request. Raises `Rejected` naming the field that is unknown or not available."""
+STRICT: Final = Policy()
+PRESETS: Final[Mapping[Preset, Policy]] = {
+    "strict": STRICT,
+    "memory": Policy(
+        on_busy="parallel",
+        on_message_question="parallel",
+        on_message_approval="parallel",
+        on_message_parked="interleave",
+        recovery="durable",
+        on_disconnect="fail",
+        history_turns="completed",
+        history_tools="none",
+        history_window="all",
+        empty="note",
+        titles="none",
+        delete_mode="detach",
+        delete_active="cancel",
+    ),
+    "thread": Policy(
+        on_busy="steer",
+        on_message_approval="decline",
+        on_message_parked="interleave",
+        authors="single",
+        recovery="fail",
+        history_tools="full",
+        history_window="all",
+        empty="note",
+        titles="client",
+        delete_mode="detach",
+        delete_active="cancel",
+    ),
+    "workspace": Policy(
+        on_busy="queue",
+        on_message_parked="interleave",
+        history_window="all",
+        empty="note",
+        delete_mode="detach",
+        delete_active="cancel",
+    ),
+}
+
+NOT_AVAILABLE: Final[Mapping[str, frozenset[str]]] = {
+    "on_message.parked": frozenset({"interleave", "queue", "reject"}),
+    "history.window": frozenset({"fit"}),
+    "history.compaction": frozenset({"on"}),
+    "titles": frozenset({"derived_then_agent"}),
+}
+"""Values that this release knows and does not offer by themselves. A preset that has them does the nearest thing that
+there is: nothing is ever parked, the whole history is shown, a title is derived."""
+GROUPS: Final = ("on_message", "history", "delete")
+STARTERS_MAX: Final = 100
+AUTHOR_MAX: Final = 128
+
+
+@lru_cache(maxsize=1024)
+def resolve(*layers: PolicyData) -> Policy:
+    """The policy of these layers, each over the one before it."""
+    policy = STRICT
+    for layer in layers:
+        if layer is not NO_POLICY:
+            given = dict(_flat(cast("dict[str, object]", msgspec.to_builtins(layer))))
+            preset = cast("Preset | None", given.pop("preset", None))
+            if preset:
+                policy = PRESETS[preset]
+            policy = msgspec.structs.replace(policy, **given)
+    return policy
+
+
+@lru_cache(maxsize=1024)
+def merged(*layers: PolicyData) -> PolicyData:
+    """One layer that says what these say together."""
+    found: dict[str, object] = {}
+    for layer in layers:
+        given = cast("dict[str, object]", msgspec.to_builtins(layer))
+        if "preset" in given:
+            found = {}
+        for name, value in given.items():
+            before = found.get(name)
+            found[name] = {**before, **value} if isinstance(before, dict) and isinstance(value, dict) else value
+    return msgspec.convert(found, PolicyData) if found else NO_POLICY
+
+
+def parse_policy(given: Mapping[str, object], where: str = "policy") -> PolicyData:
+    """The policy fields of a request or a file. Raises `Rejected` naming the field that is unknown, has an unknown
+    value, or is not available; null is "not given"."""
+    said: dict[str, object] = {}
     for name, value in given.items():
-        field = f"{where}.{name}" if where else name
-        if name in PLANNED_FIELDS:
-            raise Rejected("not_available", f"{field} is not available in this release", field=field)
-        if name not in AVAILABLE:
-            raise Rejected("invalid", f"{field}: no such policy field", field=field)
-        if value in PLANNED[name]:
-            raise Rejected("not_available", f"{field}: {value!r} is not available in this release", field=field)
-        if value is not None and value not in AVAILABLE[name]:
-            values = ", ".join(AVAILABLE[name])
-            raise Rejected("invalid", f"{field}: must be one of {values}", field=field)
-    return msgspec.convert(given, PolicyData)
+        if value is None:
+            continue
+        path = f"{where}.{name}" if where else name
+        if name in GROUPS:
+            if not isinstance(value, Mapping):
+                raise Rejected("invalid", f"{path}: must be an object", field=path)
+            group = cast("Mapping[str, object]", value)
+            inner = {field: _checked(f"{name}.{field}", path, one) for field, one in group.items() if one is not None}
+            if inner:
+                said[name] = inner
+        else:
+            said[name] = _checked(name, where, value)
+    return msgspec.convert(said, PolicyData) if said else NO_POLICY
+
+
+def _checked(name: str, where: str, value: object) -> object:
+    """The value, as JSON has it, if this field of the policy may have it."""
+    path = f"{where}.{name.rpartition('.')[2]}" if where else name
+    if name not in CHOICES:
+        raise Rejected("invalid", f"{path}: no such policy field", field=path)
+    if name == "starters" and isinstance(value, (list, tuple)):
+        names = cast("list[object]", value)
+        if not 0 < len(names) <= STARTERS_MAX or not all(
+            isinstance(one, str) and 0 < len(one) <= AUTHOR_MAX for one in names
+        ):
+            message = f"{path}: must be any, people, or a list of 1 to {STARTERS_MAX} authors"
+            raise Rejected("invalid", message, field=path)
+        return list(names)
+    if not isinstance(value, str) or value not in CHOICES[name]:
+        raise Rejected("invalid", f"{path}: must be one of {', '.join(CHOICES[name])}", field=path)
+    if value in NOT_AVAILABLE.get(name, ()):
+        raise Rejected("not_available", f"{path}: {value!r} is not available in this release", field=path)
+    return value
+
+
+def _flat(given: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    for name, value in given.items():
+        if name in GROUPS:
+            yield from ((f"{name}_{field}", inner) for field, inner in cast("dict[str, object]", value).items())
+        else:
+            yield name, tuple(cast("list[str]", value)) if isinstance(value, list) else value
+
+
+def _choices() -> dict[str, tuple[str, ...]]:
+    """Every field that may be given, as JSON has it, and its values."""
+    found: dict[str, tuple[str, ...]] = {"preset": tuple(PRESETS)}
+    for field in msgspec.structs.fields(Policy):
+        group = next((group for group in GROUPS if field.name.startswith(f"{group}_")), None)
+        name = f"{group}.{field.name.removeprefix(f'{group}_')}" if group else field.name
+        literal = field.type
+        found[name] = tuple(_literals(literal))
+    return found
+
+
+def _literals(hint: object) -> Iterator[str]:
+    for part in cast("tuple[object, ...]", getattr(hint, "__args__", ())):
+        if isinstance(part, str):
+            yield part
+        elif getattr(part, "__origin__", None) is Literal:
+            yield from _literals(part)
+
+
+CHOICES: Final[Mapping[str, tuple[str, ...]]] = _choices()

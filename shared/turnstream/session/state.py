@@ -9,31 +9,44 @@ the README is checked against it. An event that fits no edge is ignored when rea
 that refuses to write one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
-from typing import assert_never
+from typing import Literal, assert_never
 
 import msgspec
 
-from turnstream.ids import DEFAULT_AGENT, SessionKey
+from turnstream.ids import DEFAULT_AGENT, SessionKey, digest
 from turnstream.session.events import (
+    NO_POLICY,
+    Asks,
+    DeleteMode,
     Limits,
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
+    OnExpiry,
     Opens,
     PolicyData,
     Recorded,
+    RequestAnswered,
+    Requested,
+    RequestExpired,
     Routed,
     RunCancelRequested,
     RunEnded,
     RunReleased,
+    RunRequested,
     RunStarted,
     RunStatus,
+    RunSteered,
+    RunWaiting,
+    SessionDeleted,
+    SessionErased,
     SessionOpened,
     SessionUpdated,
     Spec,
     TitleSource,
+    ToolCall,
     ToolReturned,
     ToolStarted,
     Trigger,
@@ -41,6 +54,7 @@ from turnstream.session.events import (
     Usage,
     Wake,
 )
+from turnstream.session.policy import Policy, resolve
 from turnstream.session.recent import Recent
 
 REMEMBERED = 1000
@@ -50,23 +64,38 @@ TURNS = 64
 """How many turns lie in one block: ending a turn copies the last block, not all turns."""
 
 EDGES: dict[RunStatus | None, dict[str, frozenset[RunStatus]]] = {
-    None: {"message.posted": frozenset({"queued"})},
+    None: {
+        "message.posted": frozenset({"queued"}),
+        "run.requested": frozenset({"queued"}),
+        "run.ended": frozenset({"queued"}),
+    },
     "queued": {
         "run.started": frozenset({"running"}),
         "message.withdrawn": frozenset({"cancelled"}),
         "run.ended": frozenset({"failed", "cancelled", "timed_out"}),
+        "session.deleted": frozenset({"cancelled"}),
     },
     "running": {
         "run.started": frozenset({"running"}),
         "run.released": frozenset({"queued"}),
+        "run.waiting": frozenset({"waiting"}),
         "run.ended": frozenset({"completed", "failed", "cancelled", "timed_out"}),
+        "session.deleted": frozenset({"cancelled"}),
+    },
+    "waiting": {
+        "request.answered": frozenset({"waiting", "queued"}),
+        "request.expired": frozenset({"waiting", "queued"}),
+        "message.posted": frozenset({"waiting", "queued"}),
+        "run.ended": frozenset({"failed", "cancelled", "timed_out"}),
+        "session.deleted": frozenset({"cancelled"}),
     },
     "completed": {},
     "failed": {},
     "cancelled": {},
     "timed_out": {},
 }
-"""status -> event -> what it may become. A status without edges is terminal."""
+"""status -> event -> what it may become. A status without edges is terminal. `run.ended` of another run leaves
+messages over: they are the next run."""
 TERMINAL = frozenset(
     event for edges in EDGES.values() for event, statuses in edges.items() if any(not EDGES[to] for to in statuses)
 )
@@ -79,11 +108,42 @@ def has_edge(status: RunStatus, event: str, to: RunStatus) -> bool:
 
 class Call(msgspec.Struct, frozen=True):
     """A tool call that has no result yet. `started` is the attempt that began it (only of tools that are not
-    idempotent), else 0."""
+    idempotent), else 0. `digest` is of its name and arguments. `asks`: what a person has to say first; `closed` how
+    that came out, by the event `closed_seq`; `request` is the number of the request, 0 before it is asked."""
 
     id: str
     name: str
+    digest: str
     started: int = 0
+    asks: Asks | None = None
+    request: int = 0
+    closed: "Closing | None" = None
+    closed_seq: int = 0
+
+
+Closing = Literal["answered", "approved", "denied", "expired"]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a run waits for: the `k`th request of the run. `schema` is JSON text, `expires_at` broker time in
+    milliseconds; of both, and of `choices`, only an open request is so well known."""
+
+    k: int
+    kind: Asks
+    call_id: str
+    asked_seq: int
+    schema: str = ""
+    choices: tuple[str, ...] = ()
+    expires_at: int | None = None
+    on_expiry: OnExpiry = "fail"
+
+
+class Closed(msgspec.Struct, frozen=True):
+    """A request that is not open any more, since event `seq`: how, and what was said (a digest)."""
+
+    seq: int
+    how: Closing | Literal["ended"]
+    said: str = ""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -92,8 +152,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     n: int
     spec: Spec
     message_ids: tuple[str, ...]
+    """The messages that it has taken, and those that its first start takes."""
+    author: str
+    """Whose message asked for it."""
     requested_seq: int
     requested_at: int
+    trigger: Requested = "message"
+    in_line: bool = True
+    """Whether it waits until the runs before it have ended."""
     status: RunStatus = "queued"
     attempt: int = 0
     start_id: str = ""
@@ -101,15 +167,36 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     runner: str = ""
     wake: Wake | None = None
     deadline: int | None = None
-    """Broker time in milliseconds, from the first start."""
+    """Broker time in milliseconds; None while the clock stands."""
+    left: int | None = None
+    """Milliseconds until the deadline when the clock goes on; None before the first start."""
     cancel: bool = False
+    disconnected: bool = False
+    """The cancel is for a client that went away, and a failure."""
     recoveries: int = 0
     """Recoveries since the last new fact."""
     steps: int = 0
     tool_calls: int = 0
     reply_seq: int = 0
-    """Sequence of the reply that asked for `open_calls`."""
+    """Sequence of the reply that asked for `open_calls`, or that gave the answer of `answered`."""
+    answered: bool = False
+    """The newest reply asks for no tools: without a message to carry on with, it is the answer."""
     open_calls: tuple[Call, ...] = ()
+    asked: int = 0
+    """How many requests it has made."""
+    requests: tuple[Request, ...] = ()
+    """Those that are open."""
+    refused_by_expiry: bool = False
+    """A request expired that ends the run by it."""
+    resume: Literal["reply", "answers"] | None = None
+    """Its requests are closed: why it starts again."""
+    replies: tuple[str, ...] = ()
+    """The messages that closed requests since it waits."""
+    steering: tuple[str, ...] = ()
+    """Messages that have reached it and that it has not taken."""
+    same_calls: tuple[tuple[str, int], ...] = ()
+    """How often it has asked for each call, by digest."""
+    same_denials: tuple[tuple[str, int], ...] = ()
     usage: Usage = Usage()
     size: int = 0
 
@@ -118,19 +205,37 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.spec.limits
 
     @property
+    def policy(self) -> Policy:
+        return resolve(self.spec.policy)
+
+    @property
     def taken(self) -> bool:
         """Whether its message was taken: it has been started."""
         return self.attempt > 0
+
+    @property
+    def recovers(self) -> bool:
+        """Whether it goes on after its runner stopped."""
+        recovery = self.policy.recovery
+        return recovery == "resume" or (recovery == "durable" and self.spec.durable)
 
     def next_start(self) -> tuple[Trigger, tuple[str, ...]]:
         """Why the next attempt starts, and the messages that its start names: each message is taken once."""
         if self.status == "running":
             return "recovery", ()
-        return ("handover", ()) if self.taken else ("message", self.message_ids)
+        if self.resume == "reply":
+            return "reply", self.replies
+        if self.resume == "answers":
+            return "answers", (*self.replies, *self.steering)
+        return ("handover", ()) if self.taken else (self.trigger, self.message_ids)
 
     def call(self, call_id: str) -> Call | None:
         """The open call of this id."""
         return next((call for call in self.open_calls if call.id == call_id), None)
+
+    def request(self, k: int) -> Request | None:
+        """The open request of this number."""
+        return next((request for request in self.requests if request.k == k), None)
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -140,6 +245,26 @@ class Turn(msgspec.Struct, frozen=True):
     run: int
     seq: int
     size: int
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The run that ended last: what trying it again needs."""
+
+    run: int
+    status: RunStatus
+    spec: Spec
+    message_ids: tuple[str, ...]
+    author: str
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """Since event `seq`, at broker time `at` in milliseconds. `erased`: nothing is left but the tombstone."""
+
+    seq: int
+    at: int
+    mode: DeleteMode
+    by: str
+    erased: bool = False
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -165,17 +290,22 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     runs: tuple[Run, ...] = ()
     """The runs that have not ended, by number."""
     last_run: int = 0
-    last_end: RunStatus | None = None
-    """Status of the run that ended last."""
+    last_queue: str = "default"
+    """The queue of the run that was requested last: its runners look after the session."""
+    last_ended: Ended | None = None
+    deleted: Deleted | None = None
     turn_blocks: tuple[tuple[Turn, ...], ...] = ()
     receipts: Recent[Receipt] = Recent(REMEMBERED)
     messages: Recent[int] = Recent(REMEMBERED)
-    """The run that each message started or is queued for, 0 for none."""
+    """The run that each message was routed to, 0 for none."""
+    closed: Recent[Closed] = Recent(REMEMBERED)
+    """The requests that are not open any more, by id."""
     opening: tuple[str, Receipt] | None = None
 
     @property
     def exists(self) -> bool:
-        return self.seq > 0
+        """Whether there is one, for whoever asks: a deleted one is not there."""
+        return self.seq > 0 and self.deleted is None
 
     @property
     def agent_name(self) -> str:
@@ -202,18 +332,25 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def holder(self) -> Run | None:
-        """The run that holds the turn."""
-        for run in self.runs:
-            if run.status == "running":
-                return run
-        return None
+        """The run that holds the turn: it has begun, and has not ended. The first, where several may."""
+        return next((run for run in self.runs if run.taken), None)
 
     @property
-    def next_run(self) -> Run | None:
-        """The run that may start now: resumed runs go before runs that never started."""
-        if self.holder:
-            return None
-        return min(self.runs, key=lambda run: (not run.taken, run.n), default=None)
+    def last_end(self) -> RunStatus | None:
+        """Status of the run that ended last."""
+        return self.last_ended.status if self.last_ended else None
+
+    @property
+    def startable(self) -> tuple[Run, ...]:
+        """The runs that may start now: those that go on, those that wait for nobody, and the first in line once every
+        run before it has ended."""
+        return tuple(
+            [
+                run
+                for position, run in enumerate(self.runs)
+                if run.status == "queued" and not run.cancel and (run.taken or not run.in_line or position == 0)
+            ]
+        )
 
 
 def fold(session: Session, events: Iterable[Recorded]) -> Session:
@@ -226,6 +363,8 @@ def evolve(session: Session, recorded: Recorded) -> Session:
     """The session after this event. Events come in the order of their sequence; none is left out."""
     event = recorded.event
     data = event.data
+    if session.deleted and not isinstance(data, SessionErased):
+        return msgspec.structs.replace(session, seq=recorded.seq)
     if event.idempotency_key is not None:
         session = _remember(session, recorded, event.idempotency_key)
     session = msgspec.structs.replace(session, seq=recorded.seq, opened_at=session.opened_at or recorded.time)
@@ -239,14 +378,32 @@ def evolve(session: Session, recorded: Recorded) -> Session:
                 agent=data.agent if data.agent is not None else session.agent,
                 policy=data.policy if data.policy is not None else session.policy,
             )
+        case SessionDeleted():
+            return _deleted(session, recorded, data)
+        case SessionErased():
+            deleted = Deleted(recorded.seq, data.deleted_at, data.mode, data.by, erased=True)
+            return Session(key=session.key, seq=recorded.seq, last_run=data.last_run, deleted=deleted)
         case MessagePosted():
             return _posted(session, recorded, data)
         case MessageWithdrawn():
             return _withdrawn(session, recorded, data)
+        case RunRequested():
+            author = session.last_ended.author if session.last_ended else event.actor
+            run = _requested(recorded, data.run, data.spec, data.message_ids, author, trigger="retry", in_line=False)
+            return _with_run(session, run)
         case RunStarted():
             return _started(session, recorded, data)
         case RunReleased():
             return _released(session, recorded, data)
+        case RunSteered():
+            return _steered(session, recorded, data)
+        case RunWaiting():
+            return _waiting(session, recorded, data)
+        case RequestAnswered():
+            how = "answered" if data.approved is None else "approved" if data.approved else "denied"
+            return _close(session, recorded, data.run, {data.request: (how, said(data.answer, data.approved))})
+        case RequestExpired():
+            return _close(session, recorded, data.run, {data.request: ("expired", "")})
         case ModelReplied():
             return _replied(session, recorded, data)
         case ToolStarted():
@@ -255,15 +412,24 @@ def evolve(session: Session, recorded: Recorded) -> Session:
             return _tool_returned(session, recorded, data)
         case RunCancelRequested():
             run = session.run(data.run)
-            return _with(session, run, recorded, cancel=True) if run else session
+            return _with(session, run, recorded, cancel=True, disconnected=bool(data.error)) if run else session
         case RunEnded():
             run = session.run(data.run)
             ends = run is not None and has_edge(run.status, "run.ended", data.status)
-            return _ended(session, run, recorded, data.status) if run and ends else session
+            return _run_ended(session, run, recorded, data) if run and ends else session
         case Unknown():
             return session
         case _:
             assert_never(data)
+
+
+def said(answer: object, approved: bool | None) -> str:
+    """What tells one answer from another."""
+    return digest(msgspec.json.encode([answer, approved], order="sorted"))
+
+
+def request_id(session: Session, run: int, k: int) -> str:
+    return f"{session.key.run(run)}.q{k}"
 
 
 def _opened(session: Session, opens: Opens) -> Session:
@@ -276,29 +442,73 @@ def _opened(session: Session, opens: Opens) -> Session:
     )
 
 
+def _deleted(session: Session, recorded: Recorded, data: SessionDeleted) -> Session:
+    for run in session.runs:
+        session = _ended(session, run, recorded, "cancelled")
+    deleted = Deleted(recorded.seq, recorded.time, data.mode, data.by)
+    return msgspec.structs.replace(session, deleted=deleted, policy=NO_POLICY)
+
+
 def _posted(session: Session, recorded: Recorded, data: MessagePosted) -> Session:
     if data.opens:
         session = _opened(session, data.opens)
-    routing = data.routing
-    messages = session.messages.add(data.message_id, routing.run if routing else 0)
-    if routing is None:
-        return msgspec.structs.replace(session, messages=messages)
-    run = Run(
-        n=routing.run,
-        spec=routing.spec,
-        message_ids=(data.message_id,),
+    session = msgspec.structs.replace(session, messages=session.messages.add(data.message_id, data.run))
+    if routing := data.routing:
+        if data.queued and (interrupted := session.run(data.queued.interrupts)):
+            session = _with(session, interrupted, None, cancel=True)
+        run = _requested(recorded, routing.run, routing.spec, (data.message_id,), data.author, in_line=not data.starts)
+        return _with_run(session, run)
+    if data.steers:
+        run = session.run(data.steers.run)
+        return _with(session, run, recorded, steering=(*run.steering, data.message_id)) if run else session
+    if data.answers:
+        closing: dict[str, tuple[Closing, str]] = {
+            one.request: ("denied", said(None, False)) if one.declined else ("answered", said(one.answer, None))
+            for one in data.answers.requests
+        }
+        return _close(session, recorded, data.answers.run, closing, data.message_id)
+    return session
+
+
+def _requested(
+    recorded: Recorded,
+    n: int,
+    spec: Spec,
+    message_ids: tuple[str, ...],
+    author: str,
+    *,
+    trigger: Requested = "message",
+    in_line: bool = True,
+) -> Run:
+    return Run(
+        n=n,
+        spec=spec,
+        message_ids=message_ids,
+        author=author,
+        trigger=trigger,
+        in_line=in_line,
         requested_seq=recorded.seq,
         requested_at=recorded.time,
         size=recorded.size,
     )
-    return msgspec.structs.replace(session, messages=messages, runs=(*session.runs, run), last_run=routing.run)
+
+
+def _with_run(session: Session, run: Run) -> Session:
+    return msgspec.structs.replace(session, runs=(*session.runs, run), last_run=run.n, last_queue=run.spec.queue)
 
 
 def _withdrawn(session: Session, recorded: Recorded, data: MessageWithdrawn) -> Session:
+    name = data.message_id
     for run in session.runs:
-        if data.message_id in run.message_ids:
-            withdraws = not run.taken and has_edge(run.status, "message.withdrawn", "cancelled")
-            return _ended(session, run, recorded, "cancelled") if withdraws else session
+        if name in run.steering:
+            return _with(session, run, recorded, steering=tuple([one for one in run.steering if one != name]))
+        if name in run.message_ids and not run.taken and has_edge(run.status, "message.withdrawn", "cancelled"):
+            rest = tuple([one for one in run.message_ids if one != name])
+            if rest:
+                return _with(session, run, recorded, message_ids=rest)
+            if run.steering:  # what steers it is what it is for now
+                return _with(session, run, recorded, message_ids=run.steering, steering=())
+            return _ended(session, run, recorded, "cancelled")
     return session
 
 
@@ -306,6 +516,7 @@ def _started(session: Session, recorded: Recorded, data: RunStarted) -> Session:
     run = session.run(data.run)
     if run is None or data.attempt <= run.attempt or not has_edge(run.status, "run.started", "running"):
         return session
+    left = run.left if run.left is not None else run.limits.timeout
     return _with(
         session,
         run,
@@ -315,9 +526,21 @@ def _started(session: Session, recorded: Recorded, data: RunStarted) -> Session:
         start_id=recorded.event.id,
         runner=data.runner,
         wake=data.wake,
-        deadline=run.deadline if run.deadline is not None else recorded.time + run.limits.timeout,
+        deadline=run.deadline if run.deadline is not None else recorded.time + left,
         recoveries=run.recoveries + (run.status == "running"),
+        resume=None,
+        replies=(),
+        **_takes(run, data.message_ids),
     )
+
+
+def _takes(run: Run, names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """The run's fields once it has taken these messages."""
+    new = tuple([name for name in names if name not in run.message_ids])
+    return {
+        "message_ids": run.message_ids + new,
+        "steering": tuple([name for name in run.steering if name not in names]),
+    }
 
 
 def _released(session: Session, recorded: Recorded, data: RunReleased) -> Session:
@@ -326,21 +549,125 @@ def _released(session: Session, recorded: Recorded, data: RunReleased) -> Sessio
     return _with(session, run, recorded, status="queued") if run and releases else session
 
 
+def _steered(session: Session, recorded: Recorded, data: RunSteered) -> Session:
+    run = _at(session, data.run, data.attempt)
+    if run is None:
+        return session
+    return _with(session, run, recorded, answered=False, **_takes(run, data.message_ids))
+
+
+def _waiting(session: Session, recorded: Recorded, data: RunWaiting) -> Session:
+    run = _at(session, data.run, data.attempt)
+    if run is None or not has_edge(run.status, "run.waiting", "waiting"):
+        return session
+    requests = tuple(
+        [
+            Request(
+                k=run.asked + number,
+                kind=ask.kind,
+                call_id=ask.call_id,
+                asked_seq=recorded.seq,
+                schema="" if ask.schema is None else msgspec.json.encode(ask.schema).decode(),
+                choices=ask.choices,
+                expires_at=None if ask.expires_in is None else recorded.time + ask.expires_in,
+                on_expiry=ask.on_expiry,
+            )
+            for number, ask in enumerate(data.requests, 1)
+        ]
+    )
+    number = {request.call_id: request.k for request in requests}
+    calls = tuple([msgspec.structs.replace(call, request=number.get(call.id, 0)) for call in run.open_calls])
+    stands = run.policy.clock == "running" and run.deadline is not None
+    return _with(
+        session,
+        run,
+        recorded,
+        status="waiting",
+        asked=run.asked + len(requests),
+        requests=requests,
+        open_calls=calls,
+        left=max(run.deadline - recorded.time, 0) if run.deadline is not None and stands else run.left,
+        deadline=None if stands else run.deadline,
+        recoveries=0,
+    )
+
+
+def _close(
+    session: Session,
+    recorded: Recorded,
+    n: int,
+    closing: Mapping[str, tuple[Closing, str]],
+    message_id: str | None = None,
+) -> Session:
+    """Closes open requests of a run. With none left open, it is to go on: `message_id` is the message that did it."""
+    run = session.run(n)
+    if run is None or run.status != "waiting":
+        return session
+    still: list[Request] = []
+    calls = {call.id: call for call in run.open_calls}
+    closed = session.closed
+    fails = run.refused_by_expiry
+    for request in run.requests:
+        name = request_id(session, n, request.k)
+        if name not in closing:
+            still.append(request)
+            continue
+        how, what = closing[name]
+        closed = closed.add(name, Closed(recorded.seq, how, what))
+        fails = fails or (how == "expired" and request.kind == "question" and request.on_expiry == "fail")
+        if call := calls.get(request.call_id):
+            calls[call.id] = msgspec.structs.replace(call, closed=how, closed_seq=recorded.seq)
+    if len(still) == len(run.requests):
+        return session
+    replies = (*run.replies, message_id) if message_id else run.replies
+    session = _with(
+        session,
+        run,
+        recorded,
+        requests=tuple(still),
+        open_calls=tuple(calls.values()),
+        replies=replies,
+        refused_by_expiry=fails,
+        status="waiting" if still else "queued",
+        resume=None if still else "reply" if message_id else "answers",
+    )
+    return msgspec.structs.replace(session, closed=closed)
+
+
 def _replied(session: Session, recorded: Recorded, data: ModelReplied) -> Session:
     run = _at(session, data.run, data.attempt)
     if run is None:
         return session
+    calls = tuple([Call(call.id, call.name, call_digest(call), asks=call.asks) for call in data.tool_calls])
     return _with(
         session,
         run,
         recorded,
         steps=data.step,
-        tool_calls=run.tool_calls + len(data.tool_calls),
+        tool_calls=run.tool_calls + len(calls),
         reply_seq=recorded.seq,
-        open_calls=tuple(Call(call.id, call.name) for call in data.tool_calls),
+        answered=not calls,
+        open_calls=calls,
+        same_calls=_counted(run.same_calls, [call.digest for call in calls]),
         usage=run.usage + data.usage,
         recoveries=0,
     )
+
+
+def call_digest(call: ToolCall) -> str:
+    """What tells one call from another: its tool, and its arguments whatever their order and spacing."""
+    try:
+        arguments = msgspec.json.encode(msgspec.json.decode(call.arguments or "{}"), order="sorted")
+    except msgspec.MsgspecError:
+        arguments = call.arguments.encode(errors="replace")
+    return digest(call.name.encode(errors="replace") + b"\x00" + arguments)[:16]
+
+
+def _counted(counts: tuple[tuple[str, int], ...], names: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    found = dict(counts)
+    for name in names:
+        found[name] = found.get(name, 0) + 1
+    return tuple(found.items())
 
 
 def _tool_started(session: Session, recorded: Recorded, data: ToolStarted) -> Session:
@@ -348,7 +675,10 @@ def _tool_started(session: Session, recorded: Recorded, data: ToolStarted) -> Se
     if run is None:
         return session
     calls = tuple(
-        Call(call.id, call.name, data.attempt) if call.id == data.call_id else call for call in run.open_calls
+        [
+            msgspec.structs.replace(call, started=data.attempt) if call.id == data.call_id else call
+            for call in run.open_calls
+        ]
     )
     return _with(session, run, recorded, open_calls=calls, recoveries=0)
 
@@ -357,10 +687,14 @@ def _tool_returned(session: Session, recorded: Recorded, data: ToolReturned) -> 
     run = _at(session, data.run, data.attempt)
     if run is None:
         return session
-    calls = tuple(call for call in run.open_calls if call.id != data.call_id)
+    done = [call for call in run.open_calls if call.id == data.call_id]
+    calls = tuple([call for call in run.open_calls if call.id != data.call_id])
+    denials = run.same_denials
+    if data.status == "denied":
+        denials = _counted(denials, [call.digest for call in done])
     # A call that is only settled is no progress: else a run that kills its runners could not end for it.
-    recoveries = 0 if data.status in ("ok", "error") else run.recoveries
-    return _with(session, run, recorded, open_calls=calls, recoveries=recoveries)
+    recoveries = 0 if data.status in ("ok", "error", "denied") else run.recoveries
+    return _with(session, run, recorded, open_calls=calls, same_denials=denials, recoveries=recoveries)
 
 
 def _at(session: Session, n: int, attempt: int) -> Run | None:
@@ -369,36 +703,53 @@ def _at(session: Session, n: int, attempt: int) -> Run | None:
     return run if run and run.attempt == attempt else None
 
 
-def _with(session: Session, run: Run, recorded: Recorded, **changes: object) -> Session:
-    changed = msgspec.structs.replace(run, size=run.size + recorded.size, **changes)
+def _with(session: Session, run: Run, recorded: Recorded | None, **changes: object) -> Session:
+    """The session with this run changed by an event, of whose size it takes account if it is one of the run's own."""
+    changed = msgspec.structs.replace(run, size=run.size + (recorded.size if recorded else 0), **changes)
     runs = tuple([changed if other is run else other for other in session.runs])
     return msgspec.structs.replace(session, runs=runs)
 
 
+def _run_ended(session: Session, run: Run, recorded: Recorded, data: RunEnded) -> Session:
+    session = _ended(session, run, recorded, data.status)
+    if left := data.leftover:
+        session = _with_run(
+            session, _requested(recorded, left.run, left.spec, left.message_ids, run.author, trigger="leftover")
+        )
+    return session
+
+
 def _ended(session: Session, run: Run, recorded: Recorded, status: RunStatus) -> Session:
-    runs = tuple([other for other in session.runs if other is not run])
+    closed = session.closed
+    for request in run.requests:
+        closed = closed.add(request_id(session, run.n, request.k), Closed(recorded.seq, "ended"))
+    session = msgspec.structs.replace(
+        session,
+        runs=tuple([other for other in session.runs if other is not run]),
+        closed=closed,
+        last_ended=Ended(run.n, status, run.spec, run.message_ids, run.author),
+    )
     if not run.taken:
-        return msgspec.structs.replace(session, runs=runs, last_end=status)
+        return session
     turn = Turn(run.n, run.requested_seq, run.size + recorded.size)
     blocks = session.turn_blocks
     if blocks and len(blocks[-1]) < TURNS:
         blocks = (*blocks[:-1], (*blocks[-1], turn))
     else:
         blocks = (*blocks, (turn,))
-    return msgspec.structs.replace(session, runs=runs, turn_blocks=blocks, last_end=status)
+    return msgspec.structs.replace(session, turn_blocks=blocks)
 
 
 def _remember(session: Session, recorded: Recorded, key: str) -> Session:
     data = recorded.event.data
-    digest = recorded.event.body_digest
+    body = recorded.event.body_digest
     match data:
         case MessagePosted():
-            run = data.routing.run if data.routing else 0
-            receipt = Receipt(recorded.seq, digest, data.message_id, run, data.routed)
-        case RunCancelRequested() | RunEnded():
-            receipt = Receipt(recorded.seq, digest, run=data.run)
+            receipt = Receipt(recorded.seq, body, data.message_id, data.run, data.routed)
+        case RunCancelRequested() | RunEnded() | RunRequested() | RequestAnswered():
+            receipt = Receipt(recorded.seq, body, run=data.run)
         case _:
-            receipt = Receipt(recorded.seq, digest)
+            receipt = Receipt(recorded.seq, body)
     if recorded.previous == 0:
         return msgspec.structs.replace(session, opening=(key, receipt))
     return msgspec.structs.replace(session, receipts=session.receipts.add(key, receipt))

@@ -1,0 +1,90 @@
+"""Whether an answer does: the choices and the JSON Schema (draft 2020-12) that a question came with.
+
+A schema is written by a model, and judged where nothing may take long: it is small, refers to nothing, and its regular
+expressions are those that take linear time.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Final, cast
+
+import msgspec
+from jsonschema_rs import Draft202012Validator, RegexOptions, ValidationError, ValidationErrorKind
+
+from turnstream.session.errors import Rejected
+
+SCHEMA_MAX: Final = 8192
+"""Bytes of a schema."""
+DEPTH_MAX: Final = 32
+"""Levels of a schema."""
+REFUSED: Final = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
+_SHOWN: Final = 200
+_DATA: Final = frozenset({"const", "enum", "default", "examples"})
+
+
+def fault_of(schema: Mapping[str, object]) -> str | None:
+    """Why a schema cannot be used, if so."""
+    size = len(msgspec.json.encode(schema))
+    if size > SCHEMA_MAX:
+        return f"the schema has {size} bytes, more than {SCHEMA_MAX}"
+    for depth, name in _keywords(schema, 1):
+        if name in REFUSED:
+            return f"{name} cannot be used in a schema"
+        if depth > DEPTH_MAX:
+            return f"the schema is more than {DEPTH_MAX} levels deep"
+    try:
+        _validator(msgspec.json.encode(schema).decode())
+    except ValidationError as error:
+        return _said(error)
+    return None
+
+
+def check(answer: object, schema: str, choices: tuple[str, ...]) -> None:
+    """Raises `Rejected` naming the part of the answer that does not fit."""
+    if choices and answer not in choices:
+        message = f"answer: must be one of {', '.join(choices)}"
+        raise Rejected("invalid", message, field="answer")
+    if schema and (error := next(iter(_validator(schema).iter_errors(answer)), None)):
+        missing = [error.kind.property] if isinstance(error.kind, ValidationErrorKind.Required) else []
+        path = ".".join(["answer", *map(str, error.instance_path), *missing])
+        raise Rejected("invalid", f"{path}: {_said(error)}", field=path)
+
+
+def read(text: str, schema: str, choices: tuple[str, ...]) -> object:
+    """The answer that a text is: the text itself, or the JSON in it. Raises `Rejected` if neither fits."""
+    text = text.strip()
+    try:
+        check(text, schema, choices)
+        return text
+    except Rejected as refusal:
+        try:
+            value = msgspec.json.decode(text)
+        except msgspec.MsgspecError:
+            raise Rejected(refusal.code, refusal.message, field="content") from None
+    try:
+        check(value, schema, choices)
+    except Rejected as refusal:
+        raise Rejected(refusal.code, refusal.message, field="content") from None
+    return value
+
+
+def _said(error: ValidationError) -> str:
+    return error.message if len(error.message) <= _SHOWN else f"{error.message[:_SHOWN]}…"
+
+
+@lru_cache(maxsize=256)
+def _validator(schema: str) -> Draft202012Validator:
+    return Draft202012Validator(msgspec.json.decode(schema), pattern_options=RegexOptions())
+
+
+def _keywords(value: object, depth: int) -> Iterator[tuple[int, str]]:
+    if depth > DEPTH_MAX + 1:
+        return
+    if isinstance(value, Mapping):
+        for name, inner in cast("Mapping[str, object]", value).items():
+            yield depth, name
+            if name not in _DATA:
+                yield from _keywords(inner, depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for inner in cast("list[object]", value):
+            yield from _keywords(inner, depth + 1)

@@ -1,0 +1,95 @@
+"""What a decision is, and what every decision needs: the event made of a command, whom to wake, what falls due."""
+
+import msgspec
+
+from turnstream.session.commands import Command
+from turnstream.session.errors import Rejected
+from turnstream.session.events import Due, Event, Fact, Leftover, RunEnded
+from turnstream.session.state import Request, Run, Session
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What to store, and what it asks of others: queues to wake, and what falls due when."""
+
+    event: Event
+    wakes: tuple[str, ...] = ()
+    dues: tuple[Due, ...] = ()
+    settled: tuple[str, ...] = ()
+    """What earlier events said falls due, and no longer does."""
+
+
+def event_of(command: Command, session: Session, data: Fact) -> Event:
+    origin = command.origin
+    return Event(
+        id=origin.id,
+        key=session.key,
+        data=data,
+        actor=origin.actor,
+        time=origin.time,
+        cause=origin.cause,
+        correlation=origin.correlation,
+        idempotency_key=origin.idempotency_key,
+        body_digest=origin.body_digest,
+        traceparent=origin.traceparent,
+    )
+
+
+def live(session: Session, n: int) -> Run:
+    """The run, which has not ended. Raises `Rejected`."""
+    run = session.run(n)
+    if run is not None:
+        return run
+    if 0 < n <= session.last_run:
+        raise Rejected("invalid_transition", f"run {session.key.run(n)} has ended", run=session.key.run(n))
+    raise Rejected("not_found", f"no run {session.key.run(n)}")
+
+
+def no_edge(session: Session, run: Run, event: str) -> Rejected:
+    name = session.key.run(run.n)
+    state = f"{run.status}, cancel requested" if run.cancel else run.status
+    return Rejected("invalid_transition", f"run {name} is {state}: no {event} now", run=name)
+
+
+def deadline(run: Run) -> str:
+    """The name of the time at which a run is over."""
+    return f"deadline-{run.n}"
+
+
+def expiry(run: int, k: int) -> str:
+    """The name of the time at which a request is over."""
+    return f"expiry-{run}-{k}"
+
+
+def expiries(run: Run) -> tuple[Request, ...]:
+    return tuple([request for request in run.requests if request.expires_at is not None])
+
+
+def settles(run: Run) -> tuple[str, ...]:
+    """What no longer falls due once this run has ended."""
+    mine = () if run.deadline is None else (deadline(run),)
+    return (*mine, *(expiry(run.n, request.k) for request in expiries(run)))
+
+
+def ending(session: Session, run: Run, ended: RunEnded) -> RunEnded:
+    """The end, with everything that ends by it: its calls that have no result, and what is left over for the next
+    run."""
+    left = None
+    if run.steering:
+        left = Leftover(run=session.last_run + 1, spec=run.spec, message_ids=run.steering)
+    return msgspec.structs.replace(
+        ended,
+        unfinished=tuple([call.id for call in run.open_calls]),
+        leftover=left,
+        usage=run.usage + ended.step_usage,
+    )
+
+
+def wakes_without(session: Session, run: Run, ended: RunEnded | None = None) -> tuple[str, ...]:
+    """The queues of the runs that may start once this one is out of the way."""
+    rest = tuple([other for other in session.runs if other is not run])
+    before = {other.n for other in session.startable}
+    after = msgspec.structs.replace(session, runs=rest).startable
+    queues = [other.spec.queue for other in after if other.n not in before]
+    if ended and ended.leftover and not rest:
+        queues.append(ended.leftover.spec.queue)
+    return tuple(dict.fromkeys(queues))
