@@ -4,7 +4,7 @@ RUN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev check test test-all bench fmt lock clean
+.PHONY: help setup demo dev check test test-all soak bench fmt lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,6 +27,9 @@ test: setup ## the tests, without the slow ones
 
 test-all: setup ## every test
 	$(RUN)/python -m pytest $(ARGS)
+
+soak: setup ## everything at once, at random, for FOR seconds (600)
+	SOAK=$(or $(FOR),600) $(RUN)/python -m pytest tests/system/test_race.py $(ARGS)
 
 bench: setup ## measure; BENCH_JSON=<file> keeps the figures
 	$(RUN)/python -m tests.bench $(ARGS)

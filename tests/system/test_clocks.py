@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.asking import events, opened, outcome, say
+from tests.support.asking import Speaker, events, opened, outcome, say
 from tests.support.deployment import Deployment, plan
 from tests.support.follower import following
 from tests.support.nats import run_alone
 from tests.support.processes import Process, turnstream
+from tests.support.waiting import eventually
 
 from turnstream.broker.server import NatsServer
 
@@ -116,6 +117,30 @@ async def test_s60_a_deadline_comes_by_the_brokers_time(astray: Deployment, sess
         assert shown["deadline"] - shown["started_at"] == 2000
         owners |= {event["data"]["runner"] for event in await events(two, name) if event["type"] == "run.started"}
     assert len(owners) == 2, "a runner that is ahead and one that is behind"
+
+
+async def test_s60_a_question_is_over_by_the_brokers_time(astray: Deployment, session: str) -> None:
+    """What is answered in time counts, what is not expires after its second, whoever is ahead or behind."""
+    one, two = astray.apis
+    prompt = '[tool conversation_ask_user {"question":"Well?","expires_in":%d,"on_expiry":"default","default":"late"}]'
+    for n, speaker in enumerate((one, two)):
+        name = f"{session}-{n}"
+        await opened(speaker, name)
+        run = (await say(speaker, name, prompt % 60))["run"]
+        await eventually(lambda run=run: is_waiting(two, run), 60)
+        answer = await (two, one)[n].ask("answer_run", run=run, answer="early")
+        assert answer.status == 202, answer
+        assert "early" in (await outcome(one, run))["output"]
+        run = (await say(speaker, name, prompt % 1))["run"]
+        assert "late" in (await outcome(two, run))["output"]
+        stored = await events(one, name)
+        waited = [millis(event["storedat"]) for event in stored if event["type"] == "run.waiting"]
+        (expired,) = [millis(event["storedat"]) for event in stored if event["type"] == "request.expired"]
+        assert 1000 <= expired - waited[-1] < 30_000
+
+
+async def is_waiting(speaker: Speaker, run: str) -> bool:
+    return (await speaker.ask("wait_run", run=run, timeout=0)).body["status"] == "waiting"
 
 
 async def test_s60_a_run_longer_than_its_lease_is_one_attempt(astray: Deployment, session: str) -> None:

@@ -1,0 +1,220 @@
+"""A turn with two tool calls, a question and an approval, whose runner is killed (-9) before and after all it does.
+
+Wherever that is, the run ends the same way: what must not happen twice has not, or is said to be uncertain; each call
+has one result, the person was asked once, and there is one end.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.asking import NoAnswer, events, insist, opened
+from tests.support.deployment import Deployment, plan
+from tests.support.nats import run_alone
+from tests.support.waiting import eventually
+
+from turnstream.broker.server import NatsServer
+
+pytestmark = pytest.mark.system
+
+PROMPT = (
+    "[tool again {}][tool once {}]"
+    '[tool conversation_ask_user {"question":"Which one?","choices":["left","right"]}][tool approved {}]'
+    "[then][say all is done]"
+)
+LINES = 40
+"""More runs than there are points: each has a queue of its own."""
+AT_ONCE = 8
+
+
+class Runners:
+    """Forks runners that die at a point."""
+
+    def __init__(self, folder: Path, settings: dict[str, str]) -> None:
+        self.folder = folder
+        self._settings = settings
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TURNSTREAM_")}
+        self._parent = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.crashing"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self._made: list[Doomed] = []
+
+    def start(self, queue: str, at: int) -> "Doomed":
+        assert self._parent.stdin and self._parent.stdout
+        log = self.folder / f"{queue}.{len(self._made)}.log"
+        log.touch()
+        order = {"settings": self._settings | {"TURNSTREAM_QUEUES": queue}, "at": at, "log": str(log)}
+        self._parent.stdin.write(json.dumps(order) + "\n")
+        self._parent.stdin.flush()
+        self._made.append(Doomed(int(self._parent.stdout.readline()), log))
+        return self._made[-1]
+
+    def clean_up(self) -> None:
+        for runner in self._made:
+            runner.kill()
+        self._parent.kill()
+        self._parent.wait()
+
+
+class Doomed:
+    """A runner that dies at its point."""
+
+    def __init__(self, pid: int, log: Path) -> None:
+        self.pid = pid
+        self._log = log
+
+    @property
+    def dead(self) -> bool:
+        return not Path(f"/proc/{self.pid}").exists()
+
+    @property
+    def points(self) -> list[str]:
+        lines = self._log.read_text(errors="replace").splitlines()
+        return [line.split(" ", 2)[2] for line in lines if line.startswith("point ")]
+
+    async def ready(self) -> None:
+        await eventually(lambda: "ready\n" in self._log.read_text(errors="replace"), 60, what="the start of a runner")
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, Runners]]:
+    """An API and a projector, agents with a queue each, and what forks their runners."""
+    folder = tmp_path_factory.mktemp("crashes")
+    agents = folder / "agents"
+    agents.mkdir()
+    for n in range(LINES):
+        lines = (
+            'model = "demo"',
+            'tools = ["again", "once", "approved"]',
+            "control = {ask_user = true}",
+            f'queue = "line-{n}"',
+        )
+        (agents / f"line-{n}.toml").write_text("\n".join(lines))
+    shared: dict[str, object] = {"agents_dir": agents, "modules": "tests.support.effects", "lease": 1.0}
+    server = NatsServer(folder / "nats")
+    run_alone(server.start())
+    effects = {"EFFECTS": str(folder / "effects"), "PYTHONPATH": str(Path(__file__).parents[2])}
+    names = ("api-1", "projector-1")
+    made = plan(folder, server, *names, environments=dict.fromkeys(names, effects), **shared)
+    settings = {f"TURNSTREAM_{name.upper()}": str(value) for name, value in made["api-1"].settings.items()}
+    runners = Runners(folder, settings | effects)
+    yield made, runners
+    runners.clean_up()
+    made.clean_up()
+
+
+@pytest.fixture
+async def beds(ground: tuple[Deployment, Runners]) -> AsyncIterator[tuple[Deployment, Runners]]:
+    async with ground[0].entered():
+        yield ground
+
+
+async def carried_out(deployment: Deployment, runners: Runners, line: int, at: int) -> "Story":
+    """One turn whose runner dies at this point, and is followed by one that lives."""
+    queue, session = f"line-{line}", f"s18-{line}"
+    api = deployment.apis[0]
+    first = runners.start(queue, at)
+    await opened(api, session, agent=queue)
+    posted = await insist([api], "post_message", session=session, content=PROMPT, message_id="m1")
+    run = posted.body["run"]
+    second: Doomed | None = None
+    answered = False
+
+    async def over() -> bool:
+        nonlocal second, answered
+        if at and second is None and first.dead:
+            second = runners.start(queue, 0)
+        try:
+            state = (await api.ask("get_run", run=run)).body.get("status")
+        except NoAnswer:
+            return False
+        if state == "waiting" and not answered:
+            await answer(deployment, run)
+            answered = True
+        return state in ("completed", "failed", "cancelled", "timed_out")
+
+    await eventually(over, 120, every=0.05, what=f"the end of {run}, whose runner dies at point {at}")
+    story = Story(await events(api, session), first)
+    await asyncio.sleep(0)
+    (second or first).kill()
+    return story
+
+
+async def answer(deployment: Deployment, run: str) -> None:
+    api = deployment.apis[0]
+    for number, said in ((1, {"answer": "left"}), (2, {"approved": True})):
+        told = await insist([api], "answer_run", run=run, request=f"{run}.q{number}", **said)
+        assert told.status in (200, 202), told
+
+
+class Story:
+    """What the log tells of one turn."""
+
+    def __init__(self, stored: list[dict[str, Any]], first: Doomed) -> None:
+        self.stored = stored
+        self.first = first
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event["data"] for event in self.stored if event["type"] == kind]
+
+    @property
+    def results(self) -> dict[str, str]:
+        names = {call["id"]: call["name"] for reply in self.of("model.replied") for call in reply["tool_calls"]}
+        found = Counter(returned["call_id"] for returned in self.of("tool.returned"))
+        assert set(found) == set(names) and set(found.values()) == {1}, "one result for each call"
+        return {names[returned["call_id"]]: returned["status"] for returned in self.of("tool.returned")}
+
+
+async def test_s18_s19_a27_a64_a72_killed_at_any_point_a_turn_ends_the_same_way(
+    beds: tuple[Deployment, Runners],
+) -> None:
+    deployment, runners = beds
+    whole = await carried_out(deployment, runners, 0, 0)
+    points = whole.first.points
+    appended = ["run.started", "model.replied", "tool.returned", "run.waiting", "run.ended"]
+    assert {f"{when} {kind}" for when in ("before", "after") for kind in appended} <= set(points)
+    assert 2 * len(whole.stored) > len(points) >= 20, points
+    assert len(points) < LINES
+    assert set(whole.results.values()) == {"ok"}
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def one(at: int) -> Story:
+        async with slots:
+            return await carried_out(deployment, runners, at, at)
+
+    stories = await asyncio.gather(*(one(at) for at in range(1, len(points) + 1)))
+    effects = Counter(
+        tuple(line.split()[:2]) for line in (runners.folder / "effects").read_text().splitlines() if line.strip()
+    )
+    for at, story in enumerate(stories, 1):
+        where = f"killed at point {at}, {points[at - 1]}"
+        (ended,) = story.of("run.ended")
+        assert (ended["status"], ended["content"]) == ("completed", "all is done"), where
+        assert len(story.of("run.waiting")) == 1, where
+        assert len(story.of("request.answered")) == 2, where
+        assert len(story.of("model.replied")) == 1, where
+        results = story.results
+        assert results["again"] == results["conversation_ask_user"] == "ok", where
+        for name in ("once", "approved"):
+            done = effects[f"s18-{at}", name]
+            assert done <= 1, f"{where}: {name} happened {done} times"
+            assert results[name] == "uncertain" or (results[name] == "ok" and done == 1), where
+        assert len(story.of("run.started")) >= 2, where
+    await deployment.check()
