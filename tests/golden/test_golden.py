@@ -271,6 +271,7 @@ FACTS: dict[str, Fact] = {
         leftover=Leftover(run=2, spec=SPEC, message_ids=("m5", "m8")),
     ),
     "session.deleted": SessionDeleted(mode="detach", by="user:ann"),
+    "session.deleted.queue": SessionDeleted(mode="erase", by="user:ann", queue="gpu", last_run=4),
     "session.erased": SessionErased(
         mode="erase", by="user:ann", events_removed=17, last_run=4, deleted_at=1_790_000_000_000
     ),

@@ -185,7 +185,13 @@ def _delete(command: DeleteSession, session: Session) -> Decision:
     if session.runs and (command.active or policy.delete_active) == "reject":
         run = session.key.run((session.holder or session.runs[0]).n)
         raise Rejected("run_active", f"run {run} is not ended, and the session is not deleted meanwhile", run=run)
-    data = SessionDeleted(mode=command.mode or policy.delete_mode, by=command.origin.actor)
+    data = SessionDeleted(
+        mode=command.mode or policy.delete_mode,
+        by=command.origin.actor,
+        queue=session.last_queue,
+        last_run=session.last_run,
+        events=session.events + 1,
+    )
     settled = tuple(name for run in session.runs for name in settles(run))
     return Decision(event_of(command, session, data), wakes=(session.last_queue,), settled=settled)
 

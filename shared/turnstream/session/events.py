@@ -250,10 +250,15 @@ class SessionUpdated(Data, frozen=True, kw_only=True):
 
 
 class SessionDeleted(Data, frozen=True, kw_only=True):
-    """The session is gone for everybody. This is the terminal event of every run that has not ended, as `cancelled`."""
+    """The session is gone for everybody. This is the terminal event of every run that has not ended, as `cancelled`.
+    `queue` is whose runners remove what is left, `last_run` the run that was requested last, `events` how many events
+    there are with this one: what was stored before may be gone by the time that somebody needs to know."""
 
     mode: DeleteMode
     by: str
+    queue: str = "default"
+    last_run: int = 0
+    events: int = 0
 
 
 class SessionErased(Data, frozen=True, kw_only=True):

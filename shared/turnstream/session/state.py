@@ -258,12 +258,14 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Deleted(msgspec.Struct, frozen=True):
-    """Since event `seq`, at broker time `at` in milliseconds. `erased`: nothing is left but the tombstone."""
+    """Since event `seq`, at broker time `at` in milliseconds. `events` is how many there were, this one included.
+    `erased`: nothing is left but the tombstone."""
 
     seq: int
     at: int
     mode: DeleteMode
     by: str
+    events: int = 0
     erased: bool = False
 
 
@@ -282,6 +284,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     key: SessionKey
     seq: int = 0
+    events: int = 0
+    """How many there are up to `seq`."""
     opened_at: int = 0
     agent: str | None = None
     title_source: TitleSource = "derived"
@@ -367,7 +371,9 @@ def evolve(session: Session, recorded: Recorded) -> Session:
         return msgspec.structs.replace(session, seq=recorded.seq)
     if event.idempotency_key is not None:
         session = _remember(session, recorded, event.idempotency_key)
-    session = msgspec.structs.replace(session, seq=recorded.seq, opened_at=session.opened_at or recorded.time)
+    session = msgspec.structs.replace(
+        session, seq=recorded.seq, events=session.events + 1, opened_at=session.opened_at or recorded.time
+    )
     match data:
         case SessionOpened():
             return _opened(session, data)
@@ -381,7 +387,7 @@ def evolve(session: Session, recorded: Recorded) -> Session:
         case SessionDeleted():
             return _deleted(session, recorded, data)
         case SessionErased():
-            deleted = Deleted(recorded.seq, data.deleted_at, data.mode, data.by, erased=True)
+            deleted = Deleted(recorded.seq, data.deleted_at, data.mode, data.by, data.events_removed, erased=True)
             return Session(key=session.key, seq=recorded.seq, last_run=data.last_run, deleted=deleted)
         case MessagePosted():
             return _posted(session, recorded, data)
@@ -445,8 +451,14 @@ def _opened(session: Session, opens: Opens) -> Session:
 def _deleted(session: Session, recorded: Recorded, data: SessionDeleted) -> Session:
     for run in session.runs:
         session = _ended(session, run, recorded, "cancelled")
-    deleted = Deleted(recorded.seq, recorded.time, data.mode, data.by)
-    return msgspec.structs.replace(session, deleted=deleted, policy=NO_POLICY)
+    deleted = Deleted(recorded.seq, recorded.time, data.mode, data.by, data.events)
+    return msgspec.structs.replace(
+        session,
+        deleted=deleted,
+        policy=NO_POLICY,
+        last_run=max(session.last_run, data.last_run),
+        last_queue=data.queue,
+    )
 
 
 def _posted(session: Session, recorded: Recorded, data: MessagePosted) -> Session:
