@@ -16,7 +16,7 @@ from turnstream.session.errors import Rejected
 SCHEMA_MAX: Final = 8192
 """Bytes of a schema."""
 DEPTH_MAX: Final = 32
-"""Levels of a schema."""
+"""Levels of a schema, and of an answer."""
 REFUSED: Final = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 _SHOWN: Final = 200
 _DATA: Final = frozenset({"const", "enum", "default", "examples"})
@@ -41,6 +41,8 @@ def fault_of(schema: Mapping[str, object]) -> str | None:
 
 def check(answer: object, schema: str, choices: tuple[str, ...]) -> None:
     """Raises `Rejected` naming the part of the answer that does not fit."""
+    if _is_deep(answer, DEPTH_MAX):
+        raise Rejected("invalid", f"answer: more than {DEPTH_MAX} levels deep", field="answer")
     if choices and answer not in choices:
         message = f"answer: must be one of {', '.join(choices)}"
         raise Rejected("invalid", message, field="answer")
@@ -59,13 +61,20 @@ def read(text: str, schema: str, choices: tuple[str, ...]) -> object:
     except Rejected as refusal:
         try:
             value = msgspec.json.decode(text)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             raise Rejected(refusal.code, refusal.message, field="content") from None
     try:
         check(value, schema, choices)
     except Rejected as refusal:
         raise Rejected(refusal.code, refusal.message, field="content") from None
     return value
+
+
+def _is_deep(value: object, levels: int) -> bool:
+    if not isinstance(value, (Mapping, list, tuple)):
+        return False
+    inner = cast("Mapping[str, object]", value).values() if isinstance(value, Mapping) else cast("list[object]", value)
+    return levels == 0 or any(_is_deep(one, levels - 1) for one in inner)
 
 
 def _said(error: ValidationError) -> str:

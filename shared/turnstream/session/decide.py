@@ -4,7 +4,7 @@ None means that the session says so already: a repeat of a command with its idem
 ended, a start that this drive has made. A refusal is `Rejected`. Nothing here reads a clock, waits or makes up an id.
 Where a message goes is in `routing.py`.
 
-Order of the checks: a deleted session is not there, but for what finishes its deletion; a repeat is recognised; then
+Order of the checks: a deleted session is not there, but for what deletes it; a repeat is recognised; then
 the session must exist; then the caller's `expected_seq`; then the rules of the command.
 """
 
@@ -125,7 +125,8 @@ def _no_session(session: Session) -> Rejected:
 
 
 def _of_deleted(command: Command, session: Session) -> Decision | None:
-    """Of a deleted session: it is erased once, deleted again only where that leaves less, and else not there."""
+    """Of a deleted session: what is left of it is erased once, and to delete one again that is to be erased, or the
+    repeat of the very command that deleted it, changes nothing. For everything else it is not there."""
     deleted = session.deleted
     assert deleted is not None
     match command:
@@ -140,10 +141,15 @@ def _of_deleted(command: Command, session: Session) -> Decision | None:
             return Decision(event_of(command, session, data))
         case EraseSession():
             return None
-        case DeleteSession() if deleted.mode == "erase":
+        case DeleteSession() if deleted.mode == "erase" or _is_repeat(command, session):
             return None
         case _:
             raise _no_session(session)
+
+
+def _is_repeat(command: Command, session: Session) -> bool:
+    receipt = session.receipt(command.origin.idempotency_key)
+    return receipt is not None and receipt.body_digest == command.origin.body_digest
 
 
 def _open(command: OpenSession, session: Session) -> Decision | None:
@@ -205,7 +211,8 @@ def _withdraw(command: WithdrawMessage, session: Session) -> Decision:
     run = next((run for run in session.runs if name in (*run.message_ids, *run.steering)), session.run(n))
     if run is not None and name in run.steering:
         return Decision(event_of(command, session, MessageWithdrawn(message_id=name, by=command.origin.actor)))
-    if n == 0 or run is None or run.taken or name not in run.message_ids:
+    again = run is not None and run.trigger == "retry"  # taken before: it is the run that can be cancelled
+    if n == 0 or run is None or run.taken or again or name not in run.message_ids:
         state = "waits for no turn" if n == 0 else f"is not queued: run {session.key.run(n)} has taken or settled it"
         raise Rejected("not_queued", f"message {name} {state}", **({"run": session.key.run(n)} if n else {}))
     if run.message_ids != (name,) or run.steering:  # the run is there for other messages too
@@ -235,8 +242,10 @@ def _cancel(command: CancelRun, session: Session) -> Decision | None:
     if not 0 < command.run <= session.last_run:
         raise Rejected("not_found", f"no run {session.key.run(command.run)}")
     run = session.run(command.run)
-    if run is None or run.cancel or (command.disconnected and run.policy.on_disconnect == "detach"):
+    if run is None or run.cancel:
         return None
+    if command.disconnected and (run.policy.on_disconnect == "detach" or run.status == "waiting"):
+        return None  # a run that waits streams nothing: it waits for whoever comes back
     error = None
     if command.disconnected:
         error = Error(code="client_disconnected", message="client disconnected mid-stream")
@@ -289,8 +298,8 @@ def _answer(command: AnswerRequest, session: Session) -> Decision | None:
             return _answered_before(command, name, how, what)
         raise Rejected("not_waiting", f"run {key.run(n)} waits for no answer", run=key.run(n))
     name = request_id(session, n, request.k)
-    if run.cancel:
-        raise Rejected("request_closed", f"run {key.run(n)} is being cancelled", run=key.run(n))
+    if run.is_to_end:
+        raise Rejected("request_closed", f"run {key.run(n)} is about to end", run=key.run(n))
     if request.expires_at is not None and command.origin.time >= request.expires_at:
         raise Rejected("request_expired", f"the time of request {name} is over", request=name)
     if request.kind == "question":
@@ -299,6 +308,8 @@ def _answer(command: AnswerRequest, session: Session) -> Decision | None:
         answers.check(command.answer, request.schema, request.choices)
     elif command.approved is None:
         raise Rejected("invalid", f"approved: request {name} is an approval, it takes true or false", field="approved")
+    elif command.answer is not None:
+        raise Rejected("invalid", f"answer: request {name} is an approval, it takes no answer", field="answer")
     data = RequestAnswered(
         run=n,
         request=name,
@@ -336,7 +347,8 @@ def _expire(command: ExpireRequest, session: Session) -> Decision | None:
     if request.expires_at is None or command.now < request.expires_at:
         raise no_edge(session, run, "request.expired")
     data = RequestExpired(run=run.n, request=request_id(session, run.n, request.k))
-    return Decision(event_of(command, session, data), wakes=(run.spec.queue,) if len(run.requests) == 1 else ())
+    # The drive that reports this plans again, and carries the run on or ends it: nobody is woken.
+    return Decision(event_of(command, session, data), settled=(expiry(run.n, request.k),))
 
 
 def may_take_over(run: Run, started: RunStarted, gone: frozenset[int]) -> bool:
@@ -364,7 +376,7 @@ def _start(command: StartRun, session: Session) -> Decision | None:
             raise Rejected("fenced", f"run {session.key.run(run.n)} is carried out by {run.runner}")
         if run.cancel or not run.recovers or run.recoveries >= MAX_RECOVERIES:
             raise no_edge(session, run, "run.started")
-    elif run not in session.startable:
+    elif run not in session.startable or run.is_to_end:
         raise no_edge(session, run, "run.started")
     _takes_what_is_there(session, run, started)
     if run.deadline is not None:
@@ -433,7 +445,7 @@ def _record(command: RecordFact, session: Session) -> Decision:
 
 
 def _reply(session: Session, run: Run, replied: ModelReplied) -> None:
-    if run.status != "running" or run.cancel or run.open_calls or replied.step != run.steps + 1:
+    if run.status != "running" or run.cancel or run.open_calls or run.answered or replied.step != run.steps + 1:
         raise no_edge(session, run, f"model.replied (step {replied.step})")
     ids = {call.id for call in replied.tool_calls}
     if not ids or len(ids) < len(replied.tool_calls):
@@ -465,11 +477,14 @@ def _wait(session: Session, run: Run, waiting: RunWaiting) -> None:
     names = [request_id(session, run.n, run.asked + number) for number in range(1, len(waiting.requests) + 1)]
     if len(asked) != len(run.open_calls) or not asked:
         raise no_edge(session, run, "run.waiting")
-    fits = [ask.request for ask in waiting.requests] == names and len(waiting.requests) == len(asked)
-    if not fits or any(asked.get(ask.call_id) is None for ask in waiting.requests):
+    calls = sorted(ask.call_id for ask in waiting.requests)
+    if [ask.request for ask in waiting.requests] != names or calls != sorted(asked):
         raise Rejected("invalid", "requests: one for each open call, numbered on", field="requests")
     if any(asked[ask.call_id].asks != ask.kind for ask in waiting.requests):
         raise Rejected("invalid", "requests: of the kind that the call asks for", field="requests")
+    for ask in waiting.requests:
+        if ask.schema is not None and (fault := answers.fault_of(ask.schema)):
+            raise Rejected("invalid", f"requests: {ask.request}: {fault}", field="requests")
 
 
 def _end(session: Session, run: Run, ended: RunEnded) -> RunEnded | ModelReplied:
@@ -484,7 +499,9 @@ def _end(session: Session, run: Run, ended: RunEnded) -> RunEnded | ModelReplied
         raise no_edge(session, run, "run.ended (completed)")
     if code == "max_attempts_exceeded" and run.recoveries < MAX_RECOVERIES:
         raise Rejected("fenced", f"run {session.key.run(run.n)} has gone on since")
-    if ended.status == "completed" and run.steering and not run.answered:
+    if ended.status == "completed" and run.steering:
+        if run.answered:  # the answer is such a reply already
+            raise no_edge(session, run, "run.ended (completed)")
         reply = ModelReplied(
             run=run.n,
             attempt=ended.attempt,

@@ -3,9 +3,9 @@
 A turn's messages stand where the run that took them started or was steered, whatever came between; each tool result
 stands directly behind the reply that asked for it, and a call that has none yet shows a placeholder that is never
 stored. What nobody took, was withdrawn, or was cancelled before it started is not there; a message that answered a
-request is there as the result of the call that asked. A turn that was tried again shows its messages once. Reasoning
+request is there as the result of the call that asked. A turn that was tried again goes on in the later one. Reasoning
 and errors never appear. A turn that failed or was cancelled keeps what was said and done, unless the policy remembers
-only completed ones.
+only completed ones: then these are there as they were said, message and answer, and nothing else is.
 """
 
 from collections.abc import Iterable
@@ -61,12 +61,14 @@ Message = UserMessage | AssistantMessage | ToolMessage
 
 
 class _Reply:
-    """A reply with the results of its calls, by id: two replies may use the same id."""
+    """A reply with the results of its calls, by id: two replies may use the same id. `over`: no result comes any
+    more."""
 
     def __init__(self, replied: ModelReplied) -> None:
         self.replied = replied
         self.results: dict[str, ToolReturned] = {}
         self.begun: set[str] = set()
+        self.over = False
 
     def misses(self, call_id: str) -> bool:
         return call_id not in self.results and any(call.id == call_id for call in self.replied.tool_calls)
@@ -76,8 +78,6 @@ class _Turn:
     def __init__(self) -> None:
         self.items: list[UserMessage | _Reply] = []
         self.end: RunEnded | None = None
-        self.tried_again = False
-        """Its messages are carried on with by a later turn: how it ended does not matter."""
 
     @property
     def replies(self) -> list[_Reply]:
@@ -85,13 +85,17 @@ class _Turn:
 
     @property
     def answer(self) -> str:
-        if self.end is None or self.tried_again:
-            return ""
-        return _whole(self.end.content, self.end.blob)
+        return _whole(self.end.content, self.end.blob) if self.end else ""
 
     def reply_of(self, call_id: str) -> _Reply | None:
         """The newest reply that asked for this call and has no result of it."""
-        return next((reply for reply in reversed(self.replies) if reply.misses(call_id)), None)
+        return next((reply for reply in reversed(self.replies) if reply.misses(call_id) and not reply.over), None)
+
+    def close(self, ended: RunEnded) -> None:
+        """The first end counts."""
+        self.end = self.end or ended
+        for reply in self.replies:
+            reply.over = True
 
 
 class _Story:
@@ -99,9 +103,10 @@ class _Story:
 
     def __init__(self, policy: Policy) -> None:
         self.turns: dict[int, _Turn] = {}
-        self._framed = policy.authors == "mixed" and policy.history_turns == "all"
+        self._pairs = policy.history_turns == "completed"
+        self._framed = policy.authors == "mixed" and not self._pairs
         self._said: dict[str, MessagePosted] = {}
-        self._shown: dict[str, int] = {}
+        self._shown: set[str] = set()
         self._notices: list[UserMessage] = []
         self._first_author: str | None = None
         self._several = False
@@ -112,14 +117,14 @@ class _Story:
         match data:
             case MessagePosted():
                 self._said[data.message_id] = data
-                if data.kind == "notice":
+                if data.kind == "notice" and not self._pairs:
                     self._notices.append(UserMessage(_frame("notice", data.author, text_of(data))))
             case RunRequested():
                 self._retries[data.run] = data.retry_of
             case RunStarted():
                 self._start(data)
             case RunSteered() if turn := self.turns.get(data.run):
-                self._show(data.run, turn, data.message_ids)
+                self._show(turn, data.message_ids)
             case ModelReplied() if turn := self.turns.get(data.run):
                 turn.items.append(_Reply(data))
             case ToolStarted() if turn := self.turns.get(data.run):
@@ -129,7 +134,7 @@ class _Story:
                 if reply := turn.reply_of(data.call_id):  # a second result is not heard
                     reply.results[data.call_id] = data
             case RunEnded() if turn := self.turns.get(data.run):
-                turn.end = turn.end or data
+                turn.close(data)
             case _:
                 pass
 
@@ -137,24 +142,18 @@ class _Story:
         turn = self.turns.get(started.run)
         if turn is None:
             turn = self.turns[started.run] = _Turn()
-            if (retried := self.turns.get(self._retries.get(started.run, 0))) is not None:
-                self._try_again(self._retries[started.run], retried)
+            if retried := self.turns.pop(self._retries.get(started.run, 0), None):
+                # How it ended does not matter any more. What was done for it does, if that is remembered at all.
+                turn.items += [item for item in retried.items if not self._pairs or isinstance(item, UserMessage)]
             turn.items += self._notices
             self._notices = []
-        self._show(started.run, turn, started.message_ids)
+        self._show(turn, started.message_ids)
 
-    def _try_again(self, n: int, retried: _Turn) -> None:
-        """A turn that did nothing is not there any more; what it did stays, with the messages that it was for."""
-        retried.tried_again = True
-        if not retried.replies:
-            del self.turns[n]
-            self._shown = {name: run for name, run in self._shown.items() if run != n}
-
-    def _show(self, n: int, turn: _Turn, names: Iterable[str]) -> None:
+    def _show(self, turn: _Turn, names: Iterable[str]) -> None:
         for name in names:
             posted = self._said.get(name)
             if posted is not None and posted.answers is None and name not in self._shown:
-                self._shown[name] = n
+                self._shown.add(name)
                 turn.items.append(UserMessage(self._text(posted)))
 
     def _text(self, posted: MessagePosted) -> str:
@@ -216,16 +215,16 @@ def _messages(turn: _Turn, tools: Literal["bounded", "full", "none"]) -> Iterabl
             continue
         yield AssistantMessage(text, replied.tool_calls)
         for call in replied.tool_calls:
-            yield _result(call, item, ended=turn.end is not None, bounded=tools == "bounded")
+            yield _result(call, item, bounded=tools == "bounded")
     if turn.answer:
         yield AssistantMessage(turn.answer)
 
 
-def _result(call: ToolCall, reply: _Reply, *, ended: bool, bounded: bool) -> ToolMessage:
+def _result(call: ToolCall, reply: _Reply, *, bounded: bool) -> ToolMessage:
     returned = reply.results.get(call.id)
     if returned is None:
         missing = IN_DOUBT if call.id in reply.begun else INTERRUPTED
-        return ToolMessage(call.id, call.name, missing if ended else RUNNING, ended)
+        return ToolMessage(call.id, call.name, missing if reply.over else RUNNING, reply.over)
     text = returned.output if returned.status == "ok" else f"{returned.status}: {returned.error}"
     text = cut(text, RESULT_MAX) if bounded else text
     return ToolMessage(call.id, call.name, _whole(text, returned.blob), returned.status != "ok")

@@ -1,6 +1,7 @@
 """Where a posted message goes: decided from the folded state and the policy, and written into the event. Never by a
 model, never from what a text says.
 
+    its author may not start a turn    nowhere: it is stored, and passed over
     a run waits, an approval is open   on_message.approval: reject · decline · parallel
     a run waits for an answer          on_message.question: answer · reject · queue · parallel
     a run is live                      on_busy: reject · queue · steer · interrupt · parallel
@@ -66,11 +67,13 @@ class _Route:
         self.policy: Policy = resolve(given, self.own_policy, command.policy)
 
     def decide(self) -> Decision:
+        if not self.policy.may_start(self.command.author):
+            return self._decision()
         live = self.session.runs
         if not live:
             return self._starts()
         waiting = next((run for run in live if run.requests), None)
-        if waiting is None or waiting.cancel:
+        if waiting is None or waiting.is_to_end:
             return self._busy(live)
         if any(request.kind == "approval" for request in waiting.requests):
             match self.policy.on_message_approval:
@@ -111,14 +114,10 @@ class _Route:
     # --- the ways ---------------------------------------------------------------------------------------------------
 
     def _starts(self) -> Decision:
-        if not self.policy.may_start(self.command.author):
-            return self._decision()
         starts = Starts(run=self.session.last_run + 1, spec=self._spec())
         return self._decision(starts=starts, wakes=(starts.spec.queue,))
 
     def _queued(self, interrupts: Run | None = None) -> Decision:
-        if not self.policy.may_start(self.command.author):
-            return self._decision()
         n = interrupts.n if interrupts else 0
         queued = Queued(run=self.session.last_run + 1, spec=self._spec(), interrupts=n)
         return self._decision(queued=queued, wakes=(interrupts.spec.queue,) if interrupts else ())

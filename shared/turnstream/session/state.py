@@ -219,6 +219,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         recovery = self.policy.recovery
         return recovery == "resume" or (recovery == "durable" and self.spec.durable)
 
+    @property
+    def is_to_end(self) -> bool:
+        """Whether nothing but its end may follow."""
+        return self.cancel or self.refused_by_expiry
+
     def next_start(self) -> tuple[Trigger, tuple[str, ...]]:
         """Why the next attempt starts, and the messages that its start names: each message is taken once."""
         if self.status == "running":
@@ -292,7 +297,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     policy: PolicyData = PolicyData()
     one_shot: bool = False
     runs: tuple[Run, ...] = ()
-    """The runs that have not ended, by number."""
+    """The runs that have not ended, in the order of their turns: by number, but that what a run leaves over goes before
+    what came after it."""
     last_run: int = 0
     last_queue: str = "default"
     """The queue of the run that was requested last: its runners look after the session."""
@@ -725,9 +731,9 @@ def _with(session: Session, run: Run, recorded: Recorded | None, **changes: obje
 def _run_ended(session: Session, run: Run, recorded: Recorded, data: RunEnded) -> Session:
     session = _ended(session, run, recorded, data.status)
     if left := data.leftover:
-        session = _with_run(
-            session, _requested(recorded, left.run, left.spec, left.message_ids, run.author, trigger="leftover")
-        )
+        takes = _requested(recorded, left.run, left.spec, left.message_ids, run.author, trigger="leftover")
+        session = _with_run(session, takes)
+        session = msgspec.structs.replace(session, runs=(takes, *session.runs[:-1]))
     return session
 
 
