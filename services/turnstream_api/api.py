@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from random import Random
 
 import msgspec
@@ -57,6 +57,8 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     first: bytes = b""
     over: bool = False
     """Nothing can follow `first`."""
+    on_gone: Callable[[], Awaitable[None]] | None = None
+    """What is to be done if the peer goes away before the stream has ended."""
 
 
 def written(handled: Handled, origin: Origin) -> tuple[int, bool]:

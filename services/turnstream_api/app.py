@@ -21,13 +21,15 @@ from turnstream.ids import SessionKey
 from turnstream.log.feed import Feed
 from turnstream.log.handle import Sessions
 from turnstream.log.jetstream import JetStreamLog
+from turnstream.session.errors import Rejected
 from turnstream.session.events import Spec
+from turnstream.session.policy import merged, parse_policy
 from turnstream.settings import Settings
 from turnstream.telemetry import get_logger, metrics
 from turnstream.views.database import Commits, Database
 from turnstream.wire.inbox import Inbox
 from turnstream.wire.live import Live
-from turnstream_api import nats
+from turnstream_api import nats, policies
 from turnstream_api.api import Api
 from turnstream_api.http import application
 from turnstream_api.hub import Hub
@@ -58,8 +60,8 @@ async def serve(
     """Runs until `stop` is set; calls `ready` once requests are answered. A projector of the same process tells of its
     commits through `commits`.
 
-    Raises `AgentsError` for definitions that cannot be used, `BrokerFault` where streams cannot be made as declared,
-    `OSError` where the port cannot be had.
+    Raises `SettingsError` for a policy that cannot be had, `AgentsError` for definitions that cannot be used,
+    `BrokerFault` where streams cannot be made as declared, `OSError` where the port cannot be had.
     """
     specs = _specs(settings)
     async with contextlib.AsyncExitStack() as stack:
@@ -211,10 +213,22 @@ def _listen(settings: Settings) -> socket.socket:
 
 
 def _specs(settings: Settings) -> dict[str, Spec]:
+    """What a run of each agent carries out, with the policy that the server and the agent say."""
     known = agents.load(
         folder=settings.agents_dir,
         modules=settings.modules,
         models=settings.models,
         default_model=settings.default_model,
     )
-    return {agent.name: msgspec.convert(agent.pinned(), Spec) for agent in known}
+    server = policies.of_server(settings)
+    specs: dict[str, Spec] = {}
+    faults: list[agents.Fault] = []
+    for agent in known:
+        try:
+            policy = merged(server, parse_policy(agent.policy))
+            specs[agent.name] = msgspec.structs.replace(msgspec.convert(agent.pinned(), Spec), policy=policy)
+        except Rejected as error:
+            faults.append(agents.Fault(f"agent {agent.name}", str(error.details["field"]), error.message))
+    if faults:
+        raise agents.AgentsError(faults)
+    return specs

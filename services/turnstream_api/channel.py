@@ -16,7 +16,7 @@ from turnstream.log.base import LogError
 from turnstream.session.events import Recorded
 from turnstream.telemetry import get_logger
 from turnstream.wire.live import Delta, Listening
-from turnstream_api.frames import Filter, Frame, delta_frame, event_frame
+from turnstream_api.frames import DELETED, Filter, Frame, delta_frame, event_frame
 from turnstream_api.listener import Ending, Listener
 from turnstream_api.speech import Speech
 
@@ -108,7 +108,8 @@ class Channel:
             hand(listener, said)
 
     def wait(self, run: Filter) -> asyncio.Future[Recorded | None]:
-        """The event that ends the run, if it comes after `seq`; None if the channel closes before."""
+        """The event that ends the run, or by which it waits for a person, if it comes after `seq`; None if the channel
+        closes before."""
         future: asyncio.Future[Recorded | None] = asyncio.get_running_loop().create_future()
         if self.closed:
             future.set_result(None)
@@ -144,7 +145,7 @@ class Channel:
             self._recent_size -= len(self._recent.popleft().data)
         self._settle_speech(frame)
         for future, run in tuple(self._waiters.items()):
-            if run.ends(frame) and not future.done():
+            if run.settles(frame) and not future.done():
                 future.set_result(recorded)
         self._put(frame)
 
@@ -173,6 +174,7 @@ class Channel:
             return
         self._pending = []
         first = next((frame.seq for frame in frames if frame.seq), 0)
+        deleted = any(frame.type == DELETED for frame in frames)
         joined: dict[Filter, tuple[bytes, int]] = {}
         for listener in tuple(self._listeners):
             if listener.filter.run or (first and listener.ahead >= first):
@@ -183,6 +185,8 @@ class Channel:
                 data, seq = joined[listener.filter]
                 if data:
                     listener.give(data, seq)
+                if deleted:
+                    listener.over()
             if listener.ending:
                 self._listeners.discard(listener)
 
@@ -261,7 +265,7 @@ def hand(listener: Listener, frames: Sequence[Frame]) -> None:
             data, seq = join_frames(wanted)
             if data:
                 listener.give(data, seq)
-            listener.end("ended")
+            listener.over()
             return
     data, seq = join_frames(wanted)
     if data:

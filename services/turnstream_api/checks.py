@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, cast
+from typing import Annotated, cast
 
 import msgspec
 from msgspec import Meta
@@ -10,38 +10,20 @@ from msgspec import Meta
 from turnstream import ids
 from turnstream.agents.models import lookup
 from turnstream.ids import SessionKey
-from turnstream.session.events import Opens, PolicyData, Title, TitleSource
-from turnstream.session.policy import AVAILABLE, parse_policy
+from turnstream.session.events import NO_POLICY, Opens, PolicyData, Title, TitleSource
 from turnstream_api.api import Api, Caller
 from turnstream_api.errors import Problem
 
 TITLE_MAX = 64
 WAIT_MAX = 300.0
 DEPTH_MAX = 32
-"""Levels of metadata: what one reader can take apart must not be too deep for the next."""
+"""Levels of metadata and answers: what one reader can take apart must not be too deep for the next."""
 _AT_ONCE = 0.25
 """Seconds before a sequence that is not shown is looked up."""
 AUTHOR = re.compile(r"(user|agent|client):[A-Za-z0-9._@:+-]{1,64}")
 """Who may be named as an author or an actor from outside."""
 
-Policy = Annotated[
-    dict[str, object],
-    Meta(
-        description="What the session does where designs differ; absent fields take the server's default.",
-        extra_json_schema={
-            "properties": {name: {"enum": list(values)} for name, values in AVAILABLE.items()},
-            "additionalProperties": False,
-        },
-    ),
-]
 Metadata = Annotated[dict[str, object], Meta(description="Anything of yours, 8 KiB as JSON at most.")]
-OnBusy = Annotated[
-    str,
-    Meta(
-        description="What happens if a run is live; absent: the session's policy.",
-        extra_json_schema={"enum": list(AVAILABLE["on_busy"])},
-    ),
-]
 TitleText = Annotated[str, Meta(min_length=1, max_length=TITLE_MAX)]
 SessionId = Annotated[
     str, Meta(pattern=rf"^{ids.TOKEN.pattern}$", description="A new session's id must not contain `--`.")
@@ -54,7 +36,9 @@ Seq = Annotated[int, Meta(ge=0, le=2**53)]
 ExpectedSeq = Annotated[
     int, Meta(ge=0, le=2**53, description="Refused with `session_moved` if the session's last sequence is another.")
 ]
-Wait = Annotated[float, Meta(ge=0, le=WAIT_MAX, description="Seconds to wait for the run's end.")]
+Wait = Annotated[
+    float, Meta(ge=0, le=WAIT_MAX, description="Seconds to wait for the run's end, or until it waits for a person.")
+]
 Limit = Annotated[int, Meta(ge=1, le=200)]
 Cursor = Annotated[str, Meta(max_length=512, description="`next` of the page before.")]
 
@@ -92,18 +76,21 @@ def title(text: str | None, source: TitleSource) -> Title | None:
 
 
 def metadata(api: Api, given: dict[str, object] | None) -> dict[str, object] | None:
-    if given is None:
-        return None
+    if given is not None:
+        value(given, "metadata", api.settings.metadata_max)
+    return given
+
+
+def value(given: object, field: str, limit: int) -> None:
+    """Anything that a caller may say, `limit` bytes as JSON at most."""
     if _depth(given) > DEPTH_MAX:
-        raise Problem("invalid", f"metadata: nested deeper than {DEPTH_MAX} levels", field="metadata")
+        raise Problem("invalid", f"{field}: nested deeper than {DEPTH_MAX} levels", field=field)
     try:
         size = len(msgspec.json.encode(given))
     except (OverflowError, ValueError) as error:
-        raise Problem("invalid", f"metadata: {error}", field="metadata") from None
-    limit = api.settings.metadata_max
+        raise Problem("invalid", f"{field}: {error}", field=field) from None
     if size > limit:
-        raise Problem("too_large", f"metadata: {size} bytes, {limit} are allowed", field="metadata", limit=limit)
-    return given
+        raise Problem("too_large", f"{field}: {size} bytes, {limit} are allowed", field=field, limit=limit)
 
 
 def _depth(value: object) -> int:
@@ -120,14 +107,6 @@ def _depth(value: object) -> int:
                 below += cast("list[object]", item)
         level = below
     return depth
-
-
-def policy(given: dict[str, object] | None) -> PolicyData | None:
-    return None if given is None else parse_policy(given)
-
-
-def on_busy(given: str | None) -> PolicyData:
-    return PolicyData() if given is None else parse_policy({"on_busy": given}, where="")
 
 
 def agent(api: Api, name: str | None) -> str | None:
@@ -151,14 +130,10 @@ def opens(
     title: Title | None,
     metadata: Mapping[str, object] | None,
     policy: PolicyData | None,
-    on_busy: Literal["reject", "queue"],
     one_shot: bool = False,
 ) -> Opens:
-    """How a session is opened; the server's `on_busy` is written into it where it is not the field's own default."""
-    given = policy or PolicyData()
-    if given.on_busy is None and on_busy != "reject":
-        given = PolicyData(on_busy=on_busy)
-    return Opens(agent=agent, title=title, metadata=dict(metadata or {}), policy=given, one_shot=one_shot)
+    """How a session is opened."""
+    return Opens(agent=agent, title=title, metadata=dict(metadata or {}), policy=policy or NO_POLICY, one_shot=one_shot)
 
 
 async def shown(api: Api, seq: int | None) -> None:

@@ -35,6 +35,12 @@ STATUS: dict[str, tuple[int, str]] = {
     "not_found": (404, "Not found"),
     "already_exists": (409, "Already exists"),
     "run_active": (409, "A run is active"),
+    "run_waiting": (409, "A run waits for an answer"),
+    "not_waiting": (409, "Nothing waits for an answer"),
+    "already_answered": (409, "Answered already"),
+    "request_expired": (409, "The time for an answer is over"),
+    "request_closed": (409, "The run ended before it was answered"),
+    "nothing_to_retry": (409, "Nothing to retry"),
     "key_reused": (409, "Idempotency key reused"),
     "session_moved": (412, "The session has moved"),
     "not_available": (422, "Not available in this release"),
@@ -69,6 +75,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, re
     request_id: str = ""
     run: str | None = None
     """The run in the way."""
+    request: str | None = None
+    """The request that it is about."""
     field: str | None = None
     """The field of the request that does not fit."""
     seq: int | None = None

@@ -13,10 +13,15 @@ from turnstream.session.events import (
     MessageWithdrawn,
     ModelReplied,
     Recorded,
+    RequestAnswered,
+    RequestExpired,
     RunCancelRequested,
     RunEnded,
     RunReleased,
+    RunRequested,
     RunStarted,
+    RunSteered,
+    RunWaiting,
     ToolReturned,
     ToolStarted,
 )
@@ -28,6 +33,9 @@ DELTA = "delta"
 """The type of a frame that holds a piece of what a model is saying."""
 CONTROL = ("posted", "caught-up", "reset", "overflow", "bye")
 """The other types of frames that are not events of the log."""
+DELETED = "session.deleted"
+"""The type of the last event of a session that is shown. It ends every run."""
+WAITING = "run.waiting"
 OPENING = b"retry: 1000\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -49,8 +57,13 @@ def event_frame(recorded: Recorded) -> Frame:
     run = step = 0
     match data:
         case (
-            RunStarted()
+            RunRequested()
+            | RunStarted()
             | RunReleased()
+            | RunSteered()
+            | RunWaiting()
+            | RequestAnswered()
+            | RequestExpired()
             | ToolStarted()
             | ToolReturned()
             | RunCancelRequested()
@@ -61,7 +74,7 @@ def event_frame(recorded: Recorded) -> Frame:
         case ModelReplied():
             run, step = data.run, data.step
         case MessagePosted():
-            run = data.routing.run if data.routing else 0
+            run = data.run
         case _:
             pass
     kind = recorded.event.type
@@ -102,7 +115,7 @@ class Filter(msgspec.Struct, frozen=True):
     run: int = 0
 
     def wants(self, frame: Frame) -> bool:
-        if self.run and frame.run != self.run:
+        if self.run and frame.run != self.run and frame.type != DELETED:
             return False
         if frame.type == DELTA:
             return self.deltas
@@ -110,4 +123,8 @@ class Filter(msgspec.Struct, frozen=True):
 
     def ends(self, frame: Frame) -> bool:
         """Whether nothing that this listener wants can follow."""
-        return self.run != 0 and frame.run == self.run and frame.type in TERMINAL
+        return frame.type == DELETED or (self.run != 0 and frame.run == self.run and frame.type in TERMINAL)
+
+    def settles(self, frame: Frame) -> bool:
+        """Whether who waits for the run has an answer: it has ended, or waits for a person."""
+        return self.ends(frame) or (frame.run == self.run and frame.type == WAITING)

@@ -79,15 +79,15 @@ class Hub:
         await channel.hear(self._live, holder)
 
     async def wait(self, session: Session, run: Filter, timeout: float) -> Recorded | None:
-        """The event that ends a run that was live when the session was read; None if that does not come in time, or the
-        server shuts down."""
+        """The event that ends a run that was live when the session was read, or by which it waits for a person; None
+        if that does not come in time, or the server shuts down."""
         if self.closed:
             return None
         channel = self.channel(session)
         future = channel.wait(run)
         try:
-            if channel.seq > session.seq and (ended := await self._missed(session, run)):
-                return ended
+            if channel.seq > session.seq and (found := await self._missed(session, run)):
+                return found
             async with asyncio.timeout(timeout):
                 return await future
         except TimeoutError:
@@ -131,10 +131,10 @@ class Hub:
         await asyncio.gather(*(channel.close() for channel in channels.values()), *self._closing)
 
     async def _missed(self, session: Session, run: Filter) -> Recorded | None:
-        """The end of the run among what was stored since the session was read."""
+        """What is waited for, among what was stored since the session was read."""
         async for page in self._sessions.log.read(session.key, session.seq):
             for recorded in page:
-                if run.ends(event_frame(recorded)):
+                if run.settles(event_frame(recorded)):
                     return recorded
         return None
 

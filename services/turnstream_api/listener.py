@@ -14,8 +14,9 @@ from turnstream_api.frames import Filter
 PIECE = 64 * 1024
 """Bytes that are taken at once, unless one frame is larger."""
 
-Ending = Literal["overflow", "ended", "bye", "gone", "unauthorized"]
-"""`ended`: its run has; `bye`: the server shuts down or cannot follow the log; `gone`: its peer went away."""
+Ending = Literal["overflow", "ended", "deleted", "bye", "gone", "unauthorized"]
+"""`ended`: its run has; `deleted`: its session is; `bye`: the server shuts down or cannot follow the log; `gone`: its
+peer went away."""
 
 
 class Listener:
@@ -80,6 +81,10 @@ class Listener:
         if self._ending is None:
             self._ending = ending
             self._wake()
+
+    def over(self) -> None:
+        """Nothing that it wants can follow."""
+        self.end("ended" if self.filter.run else "deleted")
 
     async def take(self) -> bytes | None:
         """What waits, in one piece; None when nothing does and nothing more comes (see `ending`)."""

@@ -7,17 +7,17 @@ from typing import Literal
 
 import msgspec
 
-from turnstream.ids import SessionKey
+from turnstream.ids import SessionKey, parse_run_id
 from turnstream.session.commands import PostMessage as PostCommand
 from turnstream.session.events import MessagePosted, Opens, Part, Recorded, Routed
 from turnstream.session.state import Session
-from turnstream_api import checks
+from turnstream_api import checks, policies
 from turnstream_api.api import Answer, Api, Caller, Stream
-from turnstream_api.checks import AgentName, Author, ExpectedSeq, MessageId, ModelName, OnBusy, Wait
+from turnstream_api.checks import AgentName, Author, ExpectedSeq, MessageId, ModelName, Wait
 from turnstream_api.errors import Problem
-from turnstream_api.frames import Filter, control
 from turnstream_api.operation import Request
-from turnstream_api.outcome import Outcome, outcome_of
+from turnstream_api.policies import OnBusy
+from turnstream_api.watched import Watched, watched
 
 
 class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,21 +40,18 @@ class PostMessage(Request, frozen=True, kw_only=True):
     wait: Wait = 0.0
 
 
-class Posted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a message went. `seq`: the event that says so. `outcome` is there if the run's end was waited for and
-    came."""
+class Posted(Watched, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a message went: it `started` a run, is `queued` for one of its own, `steered` one that is there or
+    `answered` what it waits for, or starts nothing (`none`). `run`: the one that it went to. `seq`: the event that says
+    so. `status`, `outcome` and `requests` are there if `wait` asked for them."""
 
-    session: str
     message: str
     routed: Routed
-    seq: int
-    run: str | None = None
-    outcome: Outcome | None = None
 
 
 async def post_message(api: Api, caller: Caller, request: PostMessage) -> Answer | Stream:
-    """Says something in a session. By the session's state and policy it starts a run, waits for its turn, or is
-    refused."""
+    """Says something in a session. By the session's state and policy it starts a run, waits for its turn, steers the
+    run that is there, answers what that waits for, or is refused."""
     return await post(api, caller, checks.session_key(caller, request.session), request, None)
 
 
@@ -82,21 +79,22 @@ async def post(
         specs=api.specs,
         agent=message.agent,
         model=checks.model(api, message.model),
-        policy=checks.on_busy(message.on_busy),
+        policy=policies.on_busy(message.on_busy),
         opens=opens,
     )
     handled = await api.sessions.handle(key, command, fresh=fresh)
     posted = _posted(key, command, handled.session, handled.recorded)
-    replayed = handled.recorded is None
-    n = int(posted.run.rpartition(".")[2]) if posted.run else 0
-    if caller.streams:
-        first = control("posted", posted)
-        return Stream(key=key, after=posted.seq, filter=Filter(run=n), first=first, over=not n)
-    if n and message.wait:
-        session = handled.session if not replayed else await api.sessions.load(key)
-        outcome = await outcome_of(api, session, n, message.wait, after=posted.seq)
-        posted = msgspec.structs.replace(posted, outcome=outcome)
-    return Answer(body=posted, status=200 if replayed else 202, seq=posted.seq, replayed=replayed)
+    run = parse_run_id(posted.run) if posted.run else None
+    return await watched(
+        api,
+        caller,
+        handled.session,
+        run[1] if run else 0,
+        posted,
+        wait=message.wait,
+        replayed=handled.recorded is None,
+        attached=posted.routed in ("started", "queued"),
+    )
 
 
 def content_of(api: Api, content: str | list[TextPart]) -> tuple[Part, ...]:
@@ -119,5 +117,5 @@ def _posted(key: SessionKey, command: PostCommand, session: Session, recorded: R
         )
     data = recorded.event.data
     assert isinstance(data, MessagePosted)
-    run = key.run(data.routing.run) if data.routing else None
+    run = key.run(data.run) if data.run else None
     return Posted(session=key.session, message=data.message_id, routed=data.routed, seq=recorded.seq, run=run)

@@ -1,12 +1,13 @@
 """The one table of operations. HTTP routes, NATS endpoints, OpenAPI and AsyncAPI are all made from it.
 
-Not here: what an operation does (`sessions.py`, `messages.py`, `queue.py`, `runs.py`, `ops.py`), and the pages that
-are no operation of an account (health, metrics, the descriptions themselves: `pages.py`).
+Not here: what an operation does (`sessions.py`, `messages.py`, `queue.py`, `runs.py`, `requests.py`, `turns.py`,
+`ops.py`), and the pages that are no operation of an account (health, metrics, the descriptions themselves:
+`pages.py`).
 
 The order is that in which routes are tried: what is asked most comes first.
 """
 
-from turnstream_api import messages, ops, queue, runs, sessions
+from turnstream_api import messages, ops, queue, requests, runs, sessions, turns
 from turnstream_api.operation import Operation
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -19,7 +20,7 @@ OPERATIONS: tuple[Operation, ...] = (
         answers=(messages.Posted,),
         call=messages.post_message,
         statuses=(202, 200),
-        errors=("run_active", "already_exists", "agent_not_found"),
+        errors=("run_active", "run_waiting", "request_expired", "already_exists", "agent_not_found"),
         query=frozenset({"wait"}),
         planned=frozenset({"attachments", "context"}),
         writes=True,
@@ -46,9 +47,9 @@ OPERATIONS: tuple[Operation, ...] = (
         answers=(messages.Posted,),
         call=runs.start_run,
         statuses=(202, 200),
-        errors=("not_found", "run_active", "already_exists", "agent_not_found"),
+        errors=("not_found", "run_active", "run_waiting", "request_expired", "already_exists", "agent_not_found"),
         query=frozenset({"wait"}),
-        planned=frozenset({"attachments", "context", "policy", "limits"}),
+        planned=frozenset({"attachments", "context", "limits"}),
         writes=True,
         waits="wait",
         streams=True,
@@ -78,7 +79,7 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/v1/sessions/{session}",
         summary="Get a session",
         request=sessions.GetSession,
-        answers=(sessions.view.SessionView,),
+        answers=(sessions.Session,),
         call=sessions.get_session,
     ),
     Operation(
@@ -129,7 +130,7 @@ OPERATIONS: tuple[Operation, ...] = (
         name="withdraw_message",
         method="DELETE",
         path="/v1/sessions/{session}/messages/{message}",
-        summary="Withdraw a queued message",
+        summary="Withdraw a message that waits",
         request=queue.WithdrawMessage,
         answers=(queue.Withdrawn,),
         call=queue.withdraw_message,
@@ -167,6 +168,61 @@ OPERATIONS: tuple[Operation, ...] = (
         call=runs.cancel_run,
         statuses=(202, 200),
         writes=True,
+    ),
+    Operation(
+        name="answer_run",
+        method="POST",
+        path="/v1/runs/{run}/input",
+        summary="Answer what a run waits for",
+        request=requests.AnswerRun,
+        answers=(requests.Answered,),
+        call=requests.answer_run,
+        statuses=(202, 200),
+        errors=requests.REFUSALS,
+        query=frozenset({"wait"}),
+        writes=True,
+        waits="wait",
+        streams=True,
+    ),
+    Operation(
+        name="answer_request",
+        method="POST",
+        path="/v1/requests/{request}/answer",
+        summary="Answer a request",
+        request=requests.AnswerRequest,
+        answers=(requests.Answered,),
+        call=requests.answer_request,
+        statuses=(202, 200),
+        errors=requests.REFUSALS,
+        query=frozenset({"wait"}),
+        writes=True,
+        waits="wait",
+        streams=True,
+    ),
+    Operation(
+        name="stop_session",
+        method="POST",
+        path="/v1/sessions/{session}/stop",
+        summary="Stop everything in a session",
+        request=turns.StopSession,
+        answers=(turns.Stopped,),
+        call=turns.stop_session,
+        writes=True,
+    ),
+    Operation(
+        name="retry_session",
+        method="POST",
+        path="/v1/sessions/{session}/retry",
+        summary="Try the latest turn again",
+        request=turns.RetrySession,
+        answers=(turns.Retried,),
+        call=turns.retry_session,
+        statuses=(202, 200),
+        errors=("run_active", "nothing_to_retry", "agent_not_found"),
+        query=frozenset({"wait"}),
+        writes=True,
+        waits="wait",
+        streams=True,
     ),
     Operation(
         name="read_steps",

@@ -1,15 +1,19 @@
-"""What waits for its turn in a session: look at it, take a message back."""
+"""What waits in a session until a run takes it: look at it, take a message back."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 
 from turnstream.session.commands import WithdrawMessage as WithdrawCommand
-from turnstream.session.events import MessagePosted, Part, Recorded
+from turnstream.session.events import MessagePosted, Part
+from turnstream.session.state import Run, Session
 from turnstream_api import checks
 from turnstream_api.api import Answer, Api, Caller, written
 from turnstream_api.checks import ExpectedSeq
 from turnstream_api.operation import Request
+
+Waits = Literal["queued", "retry", "leftover", "steering"]
 
 
 class ReadQueue(Request, frozen=True, kw_only=True):
@@ -17,10 +21,14 @@ class ReadQueue(Request, frozen=True, kw_only=True):
 
 
 class Queued(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that waits for its turn; `position` counts from 1."""
+    """A message that no run has taken. `run`: the one that will. `waits`: it is `queued` for a turn of its own, is of a
+    turn that failed and is tried again (`retry`), reached another run too late (`leftover`), or is `steering`: the run
+    takes it before its next step. `position` counts from 1; `seq` and `queued_at` (milliseconds) are of the event that
+    the message is."""
 
     message: str
     run: str
+    waits: Waits
     position: int
     author: str
     content: tuple[Part, ...]
@@ -30,7 +38,7 @@ class Queued(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """What no runner has begun with, in the order of its turn; `active` is the run in front."""
+    """What no run has taken, in the order in which it will be; `active` is the run in front."""
 
     session: str
     active: str | None
@@ -39,32 +47,48 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_queue(api: Api, caller: Caller, request: ReadQueue) -> Answer:
-    """What waits for its turn in a session, by the log itself."""
+    """What waits in a session until a run takes it, by the log itself."""
     key = checks.session_key(caller, request.session)
     session = await api.sessions.load(key)
     if not session.exists:
         raise checks.no_session(request.session)
-    events: Sequence[Recorded] = ()
-    if not all(run.taken for run in session.runs):
+    items: list[Queued] = []
+    if any(_waiting(session)):
         session, events = await api.sessions.events(key, at_least=session.seq)
-    said = {recorded.seq: recorded.event.data for recorded in events}
-    items = [
-        Queued(
-            message=data.message_id,
-            run=key.run(run.n),
-            position=position,
-            author=data.author,
-            content=data.content,
-            agent=run.spec.agent,
-            seq=run.requested_seq,
-            queued_at=run.requested_at,
-        )
-        for position, run in enumerate((run for run in session.runs if not run.taken), 1)
-        if isinstance(data := said[run.requested_seq], MessagePosted)
-    ]
-    active = session.holder or next((run for run in session.runs if run.taken), None)
+        names = {name for _, name, _ in _waiting(session)}
+        said = {
+            data.message_id: (recorded, data)
+            for recorded in events
+            if isinstance(data := recorded.event.data, MessagePosted) and data.message_id in names
+        }
+        for position, (run, name, waits) in enumerate(_waiting(session), 1):
+            recorded, data = said[name]
+            items.append(
+                Queued(
+                    message=name,
+                    run=key.run(run.n),
+                    waits=waits,
+                    position=position,
+                    author=data.author,
+                    content=data.content,
+                    agent=run.spec.agent,
+                    seq=recorded.seq,
+                    queued_at=recorded.time,
+                )
+            )
+    active = session.holder
     body = Queue(session=key.session, active=key.run(active.n) if active else None, items=tuple(items), seq=session.seq)
     return Answer(body=body, seq=session.seq)
+
+
+def _waiting(session: Session) -> Iterator[tuple[Run, str, Waits]]:
+    """Every message that no run has taken, with the run that will; those of runs that have begun come first."""
+    for run in sorted(session.runs, key=lambda run: not run.taken):
+        if not run.taken:
+            for name in run.message_ids:
+                yield run, name, "queued" if run.trigger == "message" else run.trigger
+        for name in run.steering:
+            yield run, name, "steering"
 
 
 class WithdrawMessage(Request, frozen=True, kw_only=True):
@@ -80,7 +104,8 @@ class Withdrawn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def withdraw_message(api: Api, caller: Caller, request: WithdrawMessage) -> Answer:
-    """Takes back a message that no run has taken yet. The run that it was queued for ends as `cancelled`."""
+    """Takes back a message that no run has taken yet. A run that it was alone queued for ends as `cancelled`. To change
+    a message that waits, withdraw it and post another."""
     key = checks.session_key(caller, request.session)
     body = msgspec.structs.replace(request, expected_seq=None)
     origin = api.origin(caller, "withdraw_message", body, expected_seq=request.expected_seq)

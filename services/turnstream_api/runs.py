@@ -14,7 +14,7 @@ from turnstream.session.events import RunCancelRequested, RunEnded, RunStatus
 from turnstream.session.state import Session
 from turnstream.views import runs as view
 from turnstream.views import steps as steps_view
-from turnstream_api import checks, messages
+from turnstream_api import checks, messages, policies
 from turnstream_api.api import Answer, Api, Caller, Stream
 from turnstream_api.checks import (
     AgentName,
@@ -25,7 +25,6 @@ from turnstream_api.checks import (
     MessageId,
     Metadata,
     ModelName,
-    OnBusy,
     SessionId,
     TitleText,
     Wait,
@@ -33,15 +32,17 @@ from turnstream_api.checks import (
 from turnstream_api.errors import Problem
 from turnstream_api.messages import PostMessage, TextPart
 from turnstream_api.operation import Read, Request
-from turnstream_api.outcome import Outcome, outcome_of
 from turnstream_api.paging import event_at
+from turnstream_api.policies import OnBusy, Policy
+from turnstream_api.standing import OpenRequest, Outcome, standing_of
 
 T = TypeVar("T")
 
 
 class StartRun(Request, frozen=True, kw_only=True):
-    """`session`: as posting `input` to that session, which is opened if it is not there; `title` and `metadata` are
-    for one that is opened. Without `session` the run remembers nothing and is remembered by nothing but itself."""
+    """`session`: as posting `input` to that session, which is opened if it is not there; `title`, `metadata` and
+    `policy` are for one that is opened. Without `session` the run remembers nothing and is remembered by nothing but
+    itself."""
 
     input: str | list[TextPart]
     agent: AgentName | None = None
@@ -52,6 +53,7 @@ class StartRun(Request, frozen=True, kw_only=True):
     on_busy: OnBusy | None = None
     title: TitleText | None = None
     metadata: Metadata | None = None
+    policy: Policy | None = None
     expected_seq: ExpectedSeq | None = None
     wait: Wait = 0.0
 
@@ -68,8 +70,7 @@ async def start_run(api: Api, caller: Caller, request: StartRun) -> Answer | Str
         agent=checks.agent(api, request.agent),
         title=checks.title(request.title, "client"),
         metadata=checks.metadata(api, request.metadata),
-        policy=None,
-        on_busy=api.settings.on_busy,
+        policy=policies.given(request.policy),
         one_shot=made,
     )
     message = PostMessage(
@@ -158,7 +159,7 @@ async def _find(api: Api, caller: Caller, run: str, look: Callable[[], Awaitable
 
 async def _session_of(api: Api, key: SessionKey, n: int) -> Session:
     session = await api.sessions.load(key)
-    if not 0 < n <= session.last_run:
+    if not session.exists or not 0 < n <= session.last_run:
         raise checks.no_run(key.run(n))
     return session
 
@@ -169,33 +170,33 @@ class WaitRun(Request, frozen=True, kw_only=True):
 
 
 class Waited(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A run by the log itself. `status` is `queued` or `running` where it had not ended in time; then there is no
-    `outcome`. `seq` is the sequence that this reflects."""
+    """A run by the log itself. `outcome` is there if it has ended; where it has not, `status` is `queued`, `running`
+    or `waiting`: then it is a person who is waited for, and `requests` says for what. `seq` is the sequence that this
+    reflects."""
 
     run: str
     session: str
     status: RunStatus
     seq: int
     outcome: Outcome | None = None
+    requests: tuple[OpenRequest, ...] = ()
 
 
 async def wait_run(api: Api, caller: Caller, request: WaitRun) -> Answer:
-    """Waits for the run's end, and answers with its state if that does not come in time."""
+    """Waits for the run's end, and answers with its state if that does not come in time. A run that waits for a person
+    is answered with at once."""
     key, n = checks.run_key(caller, request.run)
     session = await _session_of(api, key, n)
-    outcome = await outcome_of(api, session, n, request.timeout, after=0)
-    if outcome is None:
-        session = await api.sessions.load(key)
-        live = session.run(n)
-        if live is None:  # it ended at the last moment
-            outcome = await outcome_of(api, session, n, 0, after=0)
-        else:
-            body = Waited(run=request.run, session=key.session, status=live.status, seq=session.seq)
-            return Answer(body=body, seq=session.seq)
-    if outcome is None:
-        raise Problem("internal_error", f"the log does not say how run {request.run} ended")
-    body = Waited(run=request.run, session=key.session, status=outcome.status, seq=outcome.seq, outcome=outcome)
-    return Answer(body=body, seq=outcome.seq)
+    stands = await standing_of(api, session, n, request.timeout, after=0)
+    body = Waited(
+        run=request.run,
+        session=key.session,
+        status=stands.status,
+        seq=stands.seq,
+        outcome=stands.outcome,
+        requests=stands.requests,
+    )
+    return Answer(body=body, seq=stands.seq)
 
 
 class CancelRun(Request, frozen=True, kw_only=True):

@@ -12,17 +12,18 @@ from turnstream.log.base import PAGE
 from turnstream.session import history
 from turnstream.session.commands import OpenSession as OpenCommand
 from turnstream.session.commands import UpdateSession as UpdateCommand
-from turnstream.session.events import TYPES
-from turnstream.session.state import Session
+from turnstream.session.events import TYPES, PolicyData
+from turnstream.session.state import Session as Folded
 from turnstream.views import history as history_view
 from turnstream.views import sessions as view
-from turnstream_api import checks
+from turnstream_api import checks, policies
 from turnstream_api.api import Answer, Api, Caller, Stream, written
-from turnstream_api.checks import AgentName, Cursor, ExpectedSeq, Limit, Metadata, Policy, Seq, SessionId, TitleText
+from turnstream_api.checks import AgentName, Cursor, ExpectedSeq, Limit, Metadata, Seq, SessionId, TitleText
 from turnstream_api.errors import Problem
 from turnstream_api.frames import DELTA, Filter
 from turnstream_api.operation import Read, Request
 from turnstream_api.paging import read_after
+from turnstream_api.policies import Policy
 
 PAGE_BYTES = 512 * 1024
 """A page ends here even if it has fewer entries than asked for: a reply over NATS must fit one message."""
@@ -57,8 +58,7 @@ async def open_session(api: Api, caller: Caller, request: OpenSession) -> Answer
         agent=checks.agent(api, request.agent),
         title=checks.title(request.title, "client"),
         metadata=checks.metadata(api, request.metadata),
-        policy=checks.policy(request.policy),
-        on_busy=api.settings.on_busy,
+        policy=policies.given(request.policy),
     )
     body = msgspec.structs.replace(request, expected_seq=None)
     origin = api.origin(caller, "open_session", body, expected_seq=request.expected_seq)
@@ -99,7 +99,7 @@ async def update_session(api: Api, caller: Caller, request: UpdateSession) -> An
         title=checks.title(request.title, "user"),
         agent=checks.agent(api, request.agent),
         metadata=checks.metadata(api, request.metadata),
-        policy=checks.policy(request.policy),
+        policy=policies.given(request.policy),
     )
     handled = await api.sessions.handle(key, command)
     seq, replayed = written(handled, origin)
@@ -135,8 +135,15 @@ class GetSession(Read, frozen=True, kw_only=True):
     session: str
 
 
+class Session(view.SessionView, frozen=True, kw_only=True):
+    """A session, for people and programs. Times are milliseconds since the epoch, by the broker's clock. `policy` is
+    what was given for the session, `effective_policy` what is in force: every field, whoever gave it."""
+
+    effective_policy: PolicyData
+
+
 async def get_session(api: Api, caller: Caller, request: GetSession) -> Answer:
-    """A session as the views show it."""
+    """A session as the views show it, with the policy that is in force."""
     key = checks.session_key(caller, request.session)
     await checks.shown(api, request.after)
     found, _ = await view.get(api.views, key)
@@ -148,7 +155,9 @@ async def get_session(api: Api, caller: Caller, request: GetSession) -> Answer:
         found, _ = await view.get(api.views, key)
     if found is None:
         raise Problem("projection_behind", f"the views do not show session {key.session} yet")
-    return Answer(body=found, seq=found.seq)
+    policy = policies.in_force(api.settings, api.specs.get(found.agent), found.policy)
+    body = Session(**msgspec.structs.asdict(found), effective_policy=policy)
+    return Answer(body=body, seq=found.seq)
 
 
 class ReadEvents(Request, frozen=True, kw_only=True):
@@ -247,7 +256,7 @@ async def read_history(api: Api, caller: Caller, request: ReadHistory) -> Answer
     return Answer(body=_fit(page), seq=page.position)
 
 
-async def _unshown(api: Api, key: SessionKey, position: int) -> Session | None:
+async def _unshown(api: Api, key: SessionKey, position: int) -> Folded | None:
     """The session, if the views at `position` are behind it. Raises `Problem` where the log has none either."""
     session = await api.sessions.load(key)
     if not session.exists:

@@ -53,6 +53,8 @@ async def respond(
     finally:
         watch.cancel()
         api.hub.leave(listener)
+    if stream.on_gone and listener.ending == "gone":
+        await stream.on_gone()
 
 
 async def _last(api: Api, stream: Stream) -> int:
@@ -99,7 +101,7 @@ async def _replay(api: Api, stream: Stream, after: int, at_least: int, listener:
                 await send(_piece(b"".join(piece)))
                 piece, size = [], 0
             if stream.filter.ends(frame):
-                listener.end("ended")
+                listener.over()
                 break
         if piece:
             await send(_piece(b"".join(piece)))
@@ -139,7 +141,7 @@ def _farewell(listener: Listener) -> bytes:
             return control("overflow", At(listener.sent))
         case "bye":
             return control("bye", At(listener.sent, "shutdown"))
-        case "unauthorized":
-            return control("bye", At(listener.sent, "unauthorized"))
+        case "unauthorized" | "deleted" as reason:
+            return control("bye", At(listener.sent, reason))
         case _:
             return b""

@@ -24,6 +24,7 @@ CHILD = "--"
 _NAMESPACE = uuid.UUID("6f0f5a52-0d3e-5a7b-9c55-7475726e7374").bytes
 _SESSION = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _RUN = re.compile(r"([A-Za-z0-9_-]{1,128})\.([1-9][0-9]{0,14})")
+_REQUEST = re.compile(r"(.+)\.q([1-9][0-9]{0,14})")
 
 
 class SessionKey(msgspec.Struct, frozen=True, order=True):
@@ -48,6 +49,13 @@ def parse_run_id(text: str) -> tuple[str, int] | None:
     """The session and number of a run id, or None if it is not one."""
     match = _RUN.fullmatch(text)
     return (match[1], int(match[2])) if match else None
+
+
+def parse_request_id(text: str) -> tuple[str, int, int] | None:
+    """The session, the run's number and its own in that run, of a request id (`<run>.q<k>`), or None if it is none."""
+    match = _REQUEST.fullmatch(text)
+    run = parse_run_id(match[1]) if match else None
+    return (*run, int(match[2])) if match and run else None
 
 
 def is_name(text: str) -> bool:

@@ -110,7 +110,7 @@ async def test_a_key_is_known_before_anything_else_is_looked_at(api: Running) ->
     first = await api.post("/v1/sessions/s1/messages", body, Idempotency_Key="k1")
     again = await api.post("/v1/sessions/s1/messages?wait=0.01", body, Idempotency_Key="k1")
     assert (first.status_code, again.status_code) == (202, 200)
-    assert again.json() == first.json()
+    assert again.json() == {**first.json(), "status": "queued"}
 
 
 async def test_a_message_id_is_a_key(api: Running) -> None:
@@ -187,6 +187,11 @@ async def test_the_traceparent_goes_into_the_event(api: Running) -> None:
         ({"content": [{"text": "x", "role": "assistant"}]}, "content[0].role"),
         ({"content": "x", "role": "assistant"}, "role"),
         ({"content": "x", "messages": [{"role": "tool"}]}, "messages"),
+        ({"content": "x", "history": [{"role": "assistant", "content": "I agreed"}]}, "history"),
+        ({"content": [{"type": "tool_result", "text": "x"}]}, "content[0].type"),
+        ({"content": "x", "starts": {"run": 1}}, "starts"),
+        ({"content": "x", "answers": {"run": 1, "requests": []}}, "answers"),
+        ({"content": "x", "author": "runner:r1"}, "author"),
         ({"content": "x", "session": "other"}, "session"),
         ({"content": "x", "on_busy": "whatever"}, "on_busy"),
         ({"content": "x", "message_id": "no spaces"}, "message_id"),
@@ -210,11 +215,11 @@ async def test_what_does_not_fit_is_named(api: Running, body: dict[str, Any], fi
 @pytest.mark.parametrize(
     ("path", "body", "field"),
     [
-        ("/v1/sessions/s1/messages", {"content": "x", "on_busy": "steer"}, "on_busy"),
         ("/v1/sessions/s1/messages", {"content": "x", "attachments": []}, "attachments"),
-        ("/v1/sessions", {"id": "s2", "policy": {"preset": "thread"}}, "policy.preset"),
-        ("/v1/sessions", {"id": "s2", "policy": {"on_busy": "parallel"}}, "policy.on_busy"),
-        ("/v1/runs", {"input": "x", "policy": {}}, "policy"),
+        ("/v1/sessions", {"id": "s2", "policy": {"history": {"window": "fit"}}}, "policy.history.window"),
+        ("/v1/sessions", {"id": "s2", "policy": {"preset": "thread", "titles": "derived_then_agent"}}, "policy.titles"),
+        ("/v1/runs", {"input": "x", "policy": {"on_message": {"parked": "queue"}}}, "policy.on_message.parked"),
+        ("/v1/runs", {"input": "x", "limits": {}}, "limits"),
     ],
 )
 async def test_what_comes_later_is_refused_by_name(api: Running, path: str, body: dict[str, Any], field: str) -> None:

@@ -1,14 +1,11 @@
 """Sessions and runs: opened, changed, listed, looked at, cancelled; and reads that show what was just written."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from tests.support.api import Running, api_settings
-
-from turnstream.broker.connection import Broker
+from tests.support.api import Running
 
 
 async def get(api: Running, path: str, **params: Any) -> dict[str, Any]:
@@ -73,21 +70,6 @@ async def test_a_change_that_does_not_fit_is_named(api: Running, body: dict[str,
     await api.open("s1")
     answer = await api.http.patch("/v1/sessions/s1", json=body)
     assert answer.status_code == 422 and answer.json()["field"] == field, answer.text
-
-
-async def test_the_servers_policy_is_written_into_the_sessions_it_opens(
-    nats: Broker, nats_url: str, account: str, tmp_path: Path
-) -> None:
-    running = Running(api_settings(nats_url, tmp_path, account, on_busy="queue"), account, nats)
-    await running.start()
-    try:
-        await running.open("s1")
-        await running.open("s2", policy={"on_busy": "reject"})
-        for session, status in (("s1", 202), ("s2", 409)):
-            await running.say(session)
-            assert (await running.post(f"/v1/sessions/{session}/messages", {"content": "x"})).status_code == status
-    finally:
-        await running.close()
 
 
 # --- reads --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,17 @@ from turnstream.ids import SessionKey, uuid7
 from turnstream.log.handle import Handled, Sessions
 from turnstream.log.jetstream import JetStreamLog
 from turnstream.session.commands import Origin, PostMessage, RecordFact, RunFact, StartRun
-from turnstream.session.events import Part, RunEnded, RunStarted, Wake
+from turnstream.session.events import (
+    Ask,
+    ModelReplied,
+    Part,
+    RunEnded,
+    RunStarted,
+    RunWaiting,
+    ToolCall,
+    ToolReturned,
+    Wake,
+)
 from turnstream.settings import Settings
 from turnstream_cli.sse import Frame, Frames
 
@@ -58,6 +68,37 @@ class Hand:
         assert live is not None, f"{run} has ended"
         fields = {"status": "completed", "content": content} | more
         return await self.say(run, RunEnded(run=live.n, attempt=live.attempt, **fields))
+
+    async def ask(self, run: str, *asks: Mapping[str, Any]) -> list[str]:
+        """Makes a run that was started ask and wait: each is an `Ask`'s fields, `{"kind": "approval"}` at least. The
+        requests' ids."""
+        session, _, n = run.rpartition(".")
+        live = (await self.sessions.load(self.key(session))).run(int(n))
+        assert live is not None, f"{run} has ended"
+        step = live.steps + 1
+        calls = tuple(
+            ToolCall(id=f"c{step}-{k}", name="ask", arguments=f'{{"k": {k}}}', asks=ask.get("kind", "question"))
+            for k, ask in enumerate(asks)
+        )
+        await self.say(run, ModelReplied(run=live.n, attempt=live.attempt, step=step, tool_calls=calls))
+        names = [f"{run}.q{live.asked + k}" for k in range(1, len(asks) + 1)]
+        requests = tuple(
+            Ask(request=name, call_id=call.id, **{"kind": "question", "prompt": "Which one?"} | dict(ask))
+            for name, call, ask in zip(names, calls, asks, strict=True)
+        )
+        await self.say(run, RunWaiting(run=live.n, attempt=live.attempt, requests=requests))
+        return names
+
+    async def resume(self, run: str) -> None:
+        """Starts a run whose requests are closed, and gives each call what was said."""
+        session, _, n = run.rpartition(".")
+        await self.start(run)
+        live = (await self.sessions.load(self.key(session))).run(int(n))
+        assert live is not None
+        for call in live.open_calls:
+            status = "denied" if call.asks == "approval" and call.closed != "approved" else "ok"
+            fact = ToolReturned(run=live.n, attempt=live.attempt, call_id=call.id, status=status)
+            await self.say(run, fact)
 
     async def notices(self, session: str, count: int, text: str = "notice") -> list[int]:
         """Appends so many events; their sequences."""

@@ -1,0 +1,96 @@
+"""Policies at the entrance: what a request may give, what the server says, what is in force.
+
+What the fields mean and how layers are put together is in `turnstream.session.policy`.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Final, cast
+
+import msgspec
+from msgspec import Meta
+
+from turnstream.session.errors import Rejected
+from turnstream.session.events import NO_POLICY, PolicyData, Spec
+from turnstream.session.policy import CHOICES, NOT_AVAILABLE, parse_policy, resolve
+from turnstream.settings import Settings, SettingsError
+
+
+def _schema() -> dict[str, object]:
+    """The JSON Schema of a policy, from the table of its fields."""
+    fields: dict[str, dict[str, object]] = {name: {} for name in CHOICES if "." not in name}
+    for name, values in CHOICES.items():
+        group, _, field = name.rpartition(".")
+        one: dict[str, object] = {"enum": list(values)}
+        if name == "starters":
+            one = {"anyOf": [one, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
+        if group:
+            whole = fields.setdefault(group, {"type": "object", "properties": {}, "additionalProperties": False})
+            cast("dict[str, object]", whole["properties"])[field] = one
+        else:
+            fields[name] = one
+    return {"properties": fields, "additionalProperties": False}
+
+
+Policy = Annotated[
+    dict[str, object],
+    Meta(
+        description="What the session does where designs differ: a `preset`, and fields that change it. What is absent"
+        " is as the agent says, else as the server does.",
+        extra_json_schema=_schema(),
+    ),
+]
+OnBusy = Annotated[
+    str,
+    Meta(
+        description="What happens if a run is live; absent: the session's policy.",
+        extra_json_schema={"enum": list(CHOICES["on_busy"])},
+    ),
+]
+_NEAREST: Final[Mapping[str, str | None]] = {
+    "on_message.parked": None,
+    "history.window": "all",
+    "history.compaction": "off",
+    "titles": "derived",
+}
+"""What is done instead where a preset has a value that this release does not offer; None: there is no such case."""
+
+
+def given(policy: dict[str, object] | None) -> PolicyData | None:
+    """What a request says. Raises `Rejected` naming the field."""
+    return None if policy is None else parse_policy(policy)
+
+
+def on_busy(given: str | None) -> PolicyData:
+    """What a message says of itself. Raises `Rejected`."""
+    return NO_POLICY if given is None else parse_policy({"on_busy": given}, where="")
+
+
+def of_server(settings: Settings) -> PolicyData:
+    """What the settings say. Raises `SettingsError` naming the field."""
+    said = dict(settings.policy)
+    starters = said.get("starters")
+    if isinstance(starters, str) and starters not in CHOICES["starters"]:  # lists are written `a,b` in the environment
+        said["starters"] = [name.strip() for name in starters.split(",")]
+    try:
+        return parse_policy(said)
+    except Rejected as error:
+        raise SettingsError(error.message) from None
+
+
+def in_force(settings: Settings, spec: Spec | None, own: PolicyData) -> PolicyData:
+    """Every field of a session's policy with the value that holds: of what the server and the agent (`spec`; None: it
+    is not there any more) say, and then the session itself. It may be given as a policy again."""
+    policy = resolve(spec.policy if spec else of_server(settings), own)
+    found: dict[str, object] = {}
+    for name in CHOICES:
+        if name == "preset":
+            continue
+        value = getattr(policy, name.replace(".", "_"))
+        if value in NOT_AVAILABLE.get(name, ()):
+            value = _NEAREST[name]
+        group, _, field = name.rpartition(".")
+        if group:
+            cast("dict[str, object]", found.setdefault(group, {}))[field] = value
+        elif value is not None:
+            found[name] = value
+    return msgspec.convert(found, PolicyData)

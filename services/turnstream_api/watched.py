@@ -1,0 +1,64 @@
+"""What a write answers whose caller wants to see what comes of its run: at once, after a wait, or as a stream."""
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from turnstream.ids import SessionKey
+from turnstream.session.commands import CancelRun
+from turnstream.session.events import RunStatus
+from turnstream.session.state import Session
+from turnstream_api.api import Answer, Api, Caller, Stream
+from turnstream_api.frames import Filter, control
+from turnstream_api.standing import OpenRequest, Outcome, standing_of
+
+
+class Watched(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`seq`: the event that was stored. `status`, `outcome` and `requests` are there if `wait` asked for them: how the
+    run stands, how it ended if it has, what it waits for if it does."""
+
+    session: str
+    seq: int
+    run: str | None = None
+    status: RunStatus | None = None
+    outcome: Outcome | None = None
+    requests: tuple[OpenRequest, ...] = ()
+
+
+async def watched(
+    api: Api,
+    caller: Caller,
+    session: Session,
+    n: int,
+    answer: Watched,
+    *,
+    wait: float,
+    replayed: bool,
+    attached: bool = False,
+) -> Answer | Stream:
+    """The answer of a write about run `n` (0: about none). `session` is as after the write, if it is no replay.
+    `attached`: the caller is the one that the run is for, so that its going away may end it."""
+    key = session.key
+    if caller.streams:
+        first = control("posted", answer)
+        on_gone = None
+        run = session.run(n)
+        if attached and not replayed and run and run.policy.on_disconnect == "fail":
+            on_gone = _cancel(api, caller, key, n)
+        return Stream(key=key, after=answer.seq, filter=Filter(run=n), first=first, over=not n, on_gone=on_gone)
+    if n and wait:
+        if replayed:
+            session = await api.sessions.load(key, answer.seq)
+        stands = await standing_of(api, session, n, wait, after=answer.seq)
+        answer = msgspec.structs.replace(answer, status=stands.status, outcome=stands.outcome, requests=stands.requests)
+    return Answer(body=answer, status=200 if replayed else 202, seq=answer.seq, replayed=replayed)
+
+
+def _cancel(api: Api, caller: Caller, key: SessionKey, n: int) -> Callable[[], Awaitable[None]]:
+    """Tells the session that the client for whom the run is has gone away."""
+
+    async def cancel() -> None:
+        origin = api.origin(msgspec.structs.replace(caller, idempotency_key=None, expected_seq=None), "", caller)
+        await api.sessions.handle(key, CancelRun(origin=origin, run=n, disconnected=True))
+
+    return cancel
