@@ -22,6 +22,8 @@ BLOBS = "blobs"
 
 EVENTS = "ts.session.>"
 """Filter: the events of every session."""
+ARCHIVES = "ts.archive.>"
+"""Filter: the records of runs that outlive their sessions."""
 
 MESSAGE_ID = "Nats-Msg-Id"
 """Header: an event's id, or what makes a repeat of another message recognisable."""
@@ -61,6 +63,22 @@ def parse_session(subject: str) -> SessionKey:
     return SessionKey(account, name)
 
 
+def archive(key: SessionKey, run: int | Literal["*"]) -> str:
+    """The record of a run that outlives its session."""
+    return f"ts.archive.{partition(key.account, key.session)}.{key.account}.{key.session}.{run}"
+
+
+def is_archive(subject: str) -> bool:
+    """Whether a subject of `SESSIONS` holds the record of a run; else it is a session."""
+    return subject.startswith("ts.archive.")
+
+
+def parse_archive(subject: str) -> tuple[SessionKey, int]:
+    """Session and number of the run."""
+    _, _, _, account, name, run = subject.split(".", 5)
+    return SessionKey(account, name), int(run)
+
+
 def feed(key: SessionKey) -> str:
     return f"ts.feed.{key.account}.{key.session}"
 
@@ -70,6 +88,7 @@ def delta(key: SessionKey, run: int | Literal["*"]) -> str:
 
 
 def work(queue: str, key: SessionKey) -> str:
+    """The wake-ups of a session; `*`: those of all queues."""
     return f"ts.work.{queue}.{key.account}.{key.session}"
 
 
@@ -90,6 +109,7 @@ def parse_work(subject: str) -> tuple[str, SessionKey]:
 
 
 def timer(key: SessionKey, what: str) -> str:
+    """A timer of a session; `*`: all of them."""
     return f"ts.timer.{key.account}.{key.session}.{what}"
 
 
@@ -105,6 +125,12 @@ def parse_inbox(subject: str) -> tuple[str, str]:
 
 def refused(account: str, name: str) -> str:
     return f"ts.inbox-refused.{account}.{name}"
+
+
+def chunks(key: SessionKey, blob: str) -> str:
+    """The bytes of a blob of a session, in pieces; `>`: of all of them. Behind the blob comes what tells one putting of
+    it from another."""
+    return f"$O.{BLOBS}.C.{key.account}.{key.session}.{blob}"
 
 
 def api(account: str, operation: str) -> str:

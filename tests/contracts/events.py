@@ -6,7 +6,19 @@ from itertools import count
 from turnstream.ids import SessionKey, derive
 from turnstream.log.base import Conflict, Log, Unavailable
 from turnstream.session.decide import Decision
-from turnstream.session.events import Due, Event, MessagePosted, Part, Recorded, SessionUpdated, Title
+from turnstream.session.events import (
+    DeleteMode,
+    Due,
+    Event,
+    Fact,
+    MessagePosted,
+    Part,
+    Recorded,
+    SessionDeleted,
+    SessionErased,
+    SessionUpdated,
+    Title,
+)
 
 _sessions = count(1)
 
@@ -25,7 +37,16 @@ def titled(key: SessionKey, name: object) -> Decision:
     return Decision(event(key, name, SessionUpdated(title=Title(text=str(name), source="user"))))
 
 
-def event(key: SessionKey, name: object, data: MessagePosted | SessionUpdated) -> Event:
+def deleted(key: SessionKey, mode: DeleteMode = "erase", events: int = 0) -> Decision:
+    return Decision(event(key, f"deleted {events}", SessionDeleted(mode=mode, by="user:ann", events=events)))
+
+
+def erased(key: SessionKey, mode: DeleteMode = "erase", removed: int = 0) -> Decision:
+    data = SessionErased(mode=mode, by="user:ann", events_removed=removed, last_run=0, deleted_at=1)
+    return Decision(event(key, "erased", data))
+
+
+def event(key: SessionKey, name: object, data: Fact) -> Event:
     return Event(id=event_id(key, name), key=key, data=data, actor="user:ann", time=1_790_000_000_000)
 
 

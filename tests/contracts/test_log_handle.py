@@ -136,13 +136,13 @@ async def test_a_refusal_is_only_believed_on_the_newest_fold(log: Watched) -> No
     assert (await ours.handle(KEY, post("m2"))).session.last_run == 2
 
 
-async def test_a_refusal_on_the_newest_fold_costs_one_question(log: Watched) -> None:
+async def test_a_refusal_on_the_newest_fold_costs_one_round(log: Watched) -> None:
     sessions = sessions_of(log)
     await sessions.handle(KEY, post("m1", opens=OPENS))
     log.take_asked()
     with pytest.raises(Rejected):
         await sessions.handle(KEY, post("m2"))
-    assert log.take_asked() == ["last"]
+    assert log.take_asked() == ["last", "read 1"]
 
 
 async def test_a_replica_that_lags_causes_no_refusal(log: Watched) -> None:

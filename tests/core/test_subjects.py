@@ -30,6 +30,7 @@ def test_what_is_made_can_be_parsed(key: SessionKey) -> None:
 @pytest.mark.parametrize("key", KEYS, ids=str)
 def test_every_stored_subject_lies_in_one_stream(key: SessionKey) -> None:
     assert streams_of(subjects.session(key)) == [subjects.SESSIONS]
+    assert streams_of(subjects.archive(key, 3)) == [subjects.SESSIONS]
     assert streams_of(subjects.work("default", key)) == [subjects.WORK]
     assert streams_of(subjects.timer(key, 7)) == [subjects.WORK]
     assert streams_of(subjects.inbox(key)) == [subjects.INBOX]
@@ -37,6 +38,13 @@ def test_every_stored_subject_lies_in_one_stream(key: SessionKey) -> None:
     assert streams_of(subjects.delta(key, 1)) == [subjects.DELTAS]
     assert streams_of(subjects.feed(key)) == [], "a feed is republished, never stored"
     assert streams_of(subjects.api(key.account, "open_session")) == []
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_the_record_of_a_run_is_told_from_a_session(key: SessionKey) -> None:
+    assert subjects.is_archive(subjects.archive(key, 3)) and not subjects.is_archive(subjects.session(key))
+    assert subjects.parse_archive(subjects.archive(key, 3)) == (key, 3)
+    assert matches(subjects.archive(key, "*"), subjects.archive(key, 3))
 
 
 def test_a_wake_up_is_told_from_a_timer() -> None:

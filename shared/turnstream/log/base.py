@@ -68,11 +68,15 @@ class Subscription(Protocol):
 
 
 class Log(Protocol):
+    """A log that holds `session.deleted` as its last event may begin anywhere and have holes, for what came before is
+    being removed; `session.erased` stands alone. Any other log is read whole or not at all."""
+
     async def append(self, key: SessionKey, decision: Decision, expected: int) -> int:
         """Stores the event behind sequence `expected` (0: it is the session's first) and answers with its sequence.
 
-        Storing the same event again answers with the sequence that it has. Raises `Conflict` if another event is there,
-        `Unavailable` if the broker did not say in time.
+        `session.erased` takes the place of everything before it, in the same write, and begins the chain anew: it
+        follows whatever a reader has seen. Storing the same event again answers with the sequence that it has. Raises
+        `Conflict` if another event is there, `Unavailable` if the broker did not say in time.
         """
         ...
 
@@ -82,7 +86,8 @@ class Log(Protocol):
         """The events after this sequence, oldest first, in pages of at most `page`, up to the last one there is now.
 
         `after` is the sequence of an event of this session, or 0. `at_least`: a sequence known to be stored; a
-        replica that lags is asked again until it has it. Raises `BrokenChain`, `Unreadable`, `Unavailable`.
+        replica that lags is asked again until it has it. Of a deleted session whose events are being removed it is
+        the last one alone. Raises `BrokenChain`, `Unreadable`, `Unavailable`.
         """
         ...
 
@@ -95,4 +100,17 @@ class Log(Protocol):
         """Calls back for each event stored from now on, in order. Some may be lost: `on_lost` is called where that is
         noticed (a reconnect, a slow listener), but not every loss is. Whatever is stored after this returns is called
         back, lost, or found by a read that begins after it. Raises `Unavailable`."""
+        ...
+
+    async def overwrite(self, key: SessionKey) -> None:
+        """Removes every event before the session's last, which has to be `session.deleted`, and leaves nothing of their
+        bytes. May be done again after it failed anywhere. Raises `Unavailable`, and `LogError` for any other log."""
+        ...
+
+    async def archive(self, key: SessionKey, run: int, record: bytes) -> None:
+        """Keeps a record of a run beside the log, for good: of several of one run the first. Raises `Unavailable`."""
+        ...
+
+    def archives(self, key: SessionKey) -> AsyncIterator[tuple[int, bytes]]:
+        """The runs of which records are kept, and these. Raises `Unavailable`."""
         ...

@@ -1,5 +1,8 @@
 """One session's events, live: all of them after a sequence, each once, in order, for as long as somebody listens.
 
+A deleted session's feed ends: it delivers what is still there and `session.deleted`, or, where everything has been
+removed, `session.erased` alone, and then nothing more.
+
 The one algorithm, for the API, the runner's watcher and the client: subscribe, read from N, drop what was read, fill
 gaps; read the tail again after a second (in a cluster a subscription takes a moment to reach every server), after every
 reconnect or loss, and every 15 s while idle: the last event of a session has no successor that would show it missing.
@@ -19,7 +22,7 @@ import msgspec
 
 from turnstream.ids import SessionKey
 from turnstream.log.base import Log, Subscription, Unavailable
-from turnstream.session.events import Recorded
+from turnstream.session.events import Recorded, SessionDeleted, SessionErased
 
 HEARD_MAX: Final = 1024
 """Events heard and not yet taken; more than these are left to a read."""
@@ -36,8 +39,9 @@ class CaughtUp(msgspec.Struct, frozen=True):
 class Feed:
     """`after`: the sequence of an event of the session, or 0 for all. `idle` and `settle` are seconds.
 
-    Iterating gives events, and `CaughtUp` once. It raises `Unavailable` only before that; later the feed goes on
-    trying. Any other `LogError` ends it. For one reader; `close` may come from anywhere and ends the iteration.
+    Iterating gives events, and `CaughtUp` once, unless the session's deletion ends it before. It raises `Unavailable`
+    only until then; later the feed goes on trying. Any other `LogError` ends it. For one reader; `close` may come from
+    anywhere and ends the iteration.
     """
 
     def __init__(self, log: Log, key: SessionKey, *, after: int, idle: float = 15.0, settle: float = 1.0) -> None:
@@ -55,6 +59,8 @@ class Feed:
         self._known = 0
         """A sequence that was heard of and not delivered: a read goes at least as far."""
         self._caught_up = False
+        self._over = False
+        """The session is deleted: what is ready is the last."""
         self._closed = False
         self._subscription: Subscription | None = None
         self._wake = asyncio.Event()
@@ -74,7 +80,10 @@ class Feed:
         while not self._closed:
             if self._ready:
                 return self._ready.popleft()
+            if self._over:
+                break
             await self._advance()
+        await self.close()
         raise StopAsyncIteration
 
     async def close(self) -> None:
@@ -118,8 +127,8 @@ class Feed:
             self._loop.call_later(AGAIN, self._lose)
             return
         if page is not None:
-            self._ready.extend(page)
-            self._last = page[-1].seq
+            for recorded in page:
+                self._deliver(recorded)
             return
         self._pages = None
         if not self._caught_up:
@@ -136,10 +145,15 @@ class Feed:
                 self._known = recorded.seq
                 self._must_read = True
                 return
-            self._ready.append(recorded)
-            self._last = recorded.seq
+            self._deliver(recorded)
         if self._settled:
             self._due = self._loop.time() + self._idle
+
+    def _deliver(self, recorded: Recorded) -> None:
+        if not self._over:
+            self._ready.append(recorded)
+            self._last = recorded.seq
+            self._over = isinstance(recorded.event.data, SessionDeleted | SessionErased)
 
     def _hear(self, recorded: Recorded) -> None:
         if len(self._heard) >= HEARD_MAX:

@@ -15,11 +15,11 @@ import msgspec
 
 from turnstream.ids import SessionKey
 from turnstream.log import codec
-from turnstream.log.base import Conflict, Log, Unavailable
+from turnstream.log.base import BrokenChain, Conflict, Log, Unavailable
 from turnstream.session.commands import Command
 from turnstream.session.decide import Decision, decide
 from turnstream.session.errors import Rejected
-from turnstream.session.events import Recorded
+from turnstream.session.events import Recorded, SessionDeleted, SessionErased
 from turnstream.session.state import Session, evolve, fold
 
 ATTEMPTS = 100
@@ -63,24 +63,20 @@ class Sessions:
     async def load(self, key: SessionKey, at_least: int = 0) -> Session:
         """The session as of this read: what was folded before, and the tail. `at_least` is a sequence known to be
         stored. A session that does not exist has `seq` 0. Raises `LogError`."""
-        session = self._folds.get(key) or Session(key=key)
-        async for page in self.log.read(key, session.seq, at_least=at_least):
-            session = await _fold(session, page)
-        return self._folds.keep(session)
+        try:
+            return await self._load(key, at_least)
+        except BrokenChain as broken:
+            self._forget_another(key, broken)
+            return await self._load(key, at_least)
 
     async def events(self, key: SessionKey, at_least: int = 0) -> tuple[Session, Sequence[Recorded]]:
         """The session as of this read, and all of its events, oldest first. An event that this process appended itself
         has no payload, and its time is an estimate. Raises `LogError`."""
-        session = self._folds.get(key) or Session(key=key)
-        events = self._kept.get(key)
-        async for page in self.log.read(key, events[-1].seq if events else 0, at_least=at_least):
-            session = await _fold(session, page)
-            events += page
-        if events and events[-1].seq < session.seq:  # the fold was ahead of a replica that lags
-            return await self.events(key, at_least=session.seq)
-        self._folds.keep(session)
-        self._kept.keep(key, events)
-        return session, events
+        try:
+            return await self._events_of(key, at_least)
+        except BrokenChain as broken:
+            self._forget_another(key, broken)
+            return await self._events_of(key, at_least)
 
     async def handle(self, key: SessionKey, command: Command, *, fresh: bool = False) -> Handled:
         """Decides and stores. `fresh`: nobody else can know this session's id yet, so there is nothing to read.
@@ -105,13 +101,51 @@ class Sessions:
         session = self._folds.get(key)
         if session is not None and session.seq == recorded.previous:
             self._folds.keep(evolve(session, recorded))
-        self._kept.add(key, recorded)
+        if isinstance(recorded.event.data, SessionDeleted | SessionErased):
+            self._kept.drop(key)
+        else:
+            self._kept.add(key, recorded)
 
     def forget(self) -> None:
         """Drops everything. After a reconnect the log may have lost its newest events (a power loss where the broker
         does not sync each write), and what was folded from them is no longer true."""
         self._folds.clear()
         self._kept.clear()
+
+    async def _load(self, key: SessionKey, at_least: int) -> Session:
+        session = self._folds.get(key) or Session(key=key)
+        async for page in self.log.read(key, session.seq, at_least=at_least):
+            session = await _fold(session, page)
+        if session.deleted:
+            self._kept.drop(key)
+        return self._folds.keep(session)
+
+    async def _events_of(self, key: SessionKey, at_least: int) -> tuple[Session, Sequence[Recorded]]:
+        session = self._folds.get(key) or Session(key=key)
+        events = self._kept.get(key)
+        async for page in self.log.read(key, events[-1].seq if events else 0, at_least=at_least):
+            session = await _fold(session, page)
+            if events and page[0].previous != events[-1].seq:  # what was kept is removed from the log
+                events = []
+            events += page
+        if events and events[-1].seq < session.seq:  # the fold was ahead of a replica that lags
+            return await self._events_of(key, session.seq)
+        self._folds.keep(session)
+        if session.deleted:
+            self._kept.drop(key)
+        else:
+            self._kept.keep(key, events)
+        return session, events
+
+    def _forget_another(self, key: SessionKey, broken: BrokenChain) -> None:
+        """Drops what is known of an erased session whose id another one has by now. Raises `broken` else."""
+        if broken.previous or not broken.found:
+            raise broken
+        self._drop(key)
+
+    def _drop(self, key: SessionKey) -> None:
+        self._folds.drop(key)
+        self._kept.drop(key)
 
     async def _handle(self, key: SessionKey, command: Command, fresh: bool) -> Handled:
         clock = asyncio.get_running_loop().time
@@ -123,7 +157,7 @@ class Sessions:
             if decision is None and confirmed:
                 return Handled(session, None)
             if decision is None:
-                session, confirmed = await self._reload(session, await self.log.last(key)), True
+                session, confirmed = await self._confirmed(session), True
                 continue
             try:
                 seq = await self.log.append(key, decision, session.seq)
@@ -140,13 +174,18 @@ class Sessions:
             return self._appended(session, decision, seq)
         raise Unavailable(f"{key}: {ATTEMPTS} times in a row another writer was first")
 
+    async def _confirmed(self, session: Session) -> Session:
+        """The session as of now. Mostly others have written since it was folded: what is new is read while the log's
+        end is asked for."""
+        last, newer = await asyncio.gather(self.log.last(session.key), self.load(session.key))
+        return newer if session.seq <= last <= newer.seq else await self._reload(session, last)
+
     async def _reload(self, session: Session, last: int) -> Session:
         """The session as of its event `last` or later."""
         if last == session.seq:
             return session
         if last < session.seq:  # the log has lost what was folded, or a new leader does not know its end yet
-            self._folds.drop(session.key)
-            self._kept.drop(session.key)
+            self._drop(session.key)
             await asyncio.sleep(PAUSE)
         return await self.load(session.key, last)
 
@@ -156,7 +195,10 @@ class Sessions:
         recorded = Recorded(seq=seq, previous=session.seq, time=self._now(), size=size, event=event)
         session = evolve(session, recorded)
         self._folds.keep(session)
-        self._kept.add(session.key, recorded)
+        if session.deleted:
+            self._kept.drop(session.key)
+        else:
+            self._kept.add(session.key, recorded)
         return Handled(session, recorded)
 
 
@@ -188,7 +230,7 @@ class _Folds:
         known = self.get(session.key)
         if known is not None and known.seq >= session.seq:
             return known
-        if session.exists:
+        if session.seq:
             self._sessions[session.key] = session
             if len(self._sessions) > self._capacity:
                 self._sessions.popitem(last=False)

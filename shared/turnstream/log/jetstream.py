@@ -11,24 +11,28 @@ Reads may be answered by a replica that lags; the guard, `at_least` and `last` m
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from nats.aio.msg import Msg
 
 from turnstream import ids, subjects
 from turnstream.broker.answers import Refusal, Stored
+from turnstream.broker.clock import parse_time
 from turnstream.broker.connection import Broker
+from turnstream.broker.erasing import erase
 from turnstream.broker.errors import BrokerClosed, BrokerError, BrokerFault, BrokerTimeout
 from turnstream.ids import SessionKey
-from turnstream.log import codec
+from turnstream.log import archive, codec
 from turnstream.log.base import PAGE, BrokenChain, Conflict, Listener, LogError, Unavailable
-from turnstream.log.messages import EXPECTED, Republished, recorded_of
+from turnstream.log.messages import EXPECTED, UNGUARDED, Republished, recorded_of
 from turnstream.log.replies import STATUS, Replies
 from turnstream.session.decide import Decision
-from turnstream.session.events import Recorded
+from turnstream.session.events import NAMES, Recorded, SessionDeleted, SessionErased
+
+T = TypeVar("T")
 
 PAGE_BYTES: Final = 1024 * 1024
 RETRY: Final = 2.0
@@ -38,7 +42,11 @@ MOMENT: Final = 0.05
 PAUSES: Final = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2)
 """Seconds before each try after the first; the last one stands for all further ones."""
 
+TOMBSTONE: Final = 7 * 86400
+
 PENDING: Final = "Nats-Num-Pending"
+ROLLUP: Final = "Nats-Rollup"
+TTL: Final = "Nats-TTL"
 
 WRONG_LAST: Final = 10071
 """Another event is last; names its sequence."""
@@ -46,6 +54,8 @@ WRONG_LAST_RACE: Final = 10164
 """The same, found while a replicated write was under way; names none."""
 IN_FLIGHT: Final = 10158
 """A message of this id is being stored."""
+
+DELETED, ERASED = NAMES[SessionDeleted], NAMES[SessionErased]
 
 _DIRECT = f"$JS.API.DIRECT.GET.{subjects.SESSIONS}"
 _END, _NONE = "204", "404"
@@ -55,17 +65,19 @@ _NAMED = re.compile(r"wrong last sequence: (\d+)")
 
 class JetStreamLog:
     """`append_timeout`: seconds after which an append whose fate is not known, or a read that nobody answers, is
-    `Unavailable`."""
+    `Unavailable`. `tombstone`: seconds that `session.erased` stands in the way of late writers, where the session was
+    deleted with everything that it had; it has to be longer than any writer can be frozen."""
 
-    def __init__(self, broker: Broker, *, append_timeout: float = 5.0) -> None:
+    def __init__(self, broker: Broker, *, append_timeout: float = 5.0, tombstone: int = TOMBSTONE) -> None:
         self._broker = broker
         self._replies = Replies(broker)
         self._timeout = append_timeout
+        self._tombstone = tombstone
 
     async def append(self, key: SessionKey, decision: Decision, expected: int) -> int:
         subject = _subject(key)
         payload = codec.encode(decision.event)
-        head = _head(decision, expected)
+        head = _head(decision, expected, self._tombstone)
         if len(head) + len(payload) > self._broker.nc.max_payload:
             raise LogError(f"{key}: an event of {len(payload)} bytes is more than the broker takes")
         write = _Write(key, decision.event.id, subject, head, payload, expected)
@@ -85,9 +97,10 @@ class JetStreamLog:
             messages, left = await self._page(key, subject, last, page)
             try:
                 events = _linked(key, messages, last)
-            except BrokenChain:
+            except BrokenChain as broken:
                 if doubted:
-                    raise
+                    yield [await self._deletion(key, broken)]
+                    return
                 doubted = True  # the line may have lost a message of the answer, and then it is whole the next time
                 continue
             if events:
@@ -103,21 +116,58 @@ class JetStreamLog:
                 raise Unavailable(f"{key}: event {at_least} is stored, but the broker shows none after {last}")
 
     async def last(self, key: SessionKey) -> int:
-        which: dict[str, object] = {"last_by_subj": _subject(key)}
-        tries = _Tries(self._timeout)
-        while True:
-            try:
-                found = await self._ask_leader(key, which, tries.patience)
-            except Unavailable:
-                if not await tries.another():
-                    raise
-            else:
-                return found.seq if found else 0
+        found = await self._last(key)
+        return found.seq if found else 0
 
     async def subscribe(self, key: SessionKey, on_event: Listener, on_lost: Callable[[], None]) -> Republished:
         subscription = Republished(self._broker, subjects.feed(key), on_event, on_lost)
         await subscription.open()
         return subscription
+
+    async def overwrite(self, key: SessionKey) -> None:
+        subject = _subject(key)
+        found = await self._last(key)
+        if found is None or _header(found, subjects.TYPE) != DELETED:
+            raise LogError(f"{key}: is not deleted, nothing of it is removed")
+        await self._asked(key, erase(self._broker, subjects.SESSIONS, subject, before=found.seq))
+
+    async def archive(self, key: SessionKey, run: int, record: bytes) -> None:
+        headers = {EXPECTED: "0", subjects.TYPE: archive.TYPE}
+        if len(record) + archive.HEAD_MAX > self._broker.nc.max_payload:
+            raise LogError(f"{key}: a record of {len(record)} bytes is more than the broker takes")
+        answer = await self._asked(key, self._broker.request(subjects.archive(key, run), record, headers))
+        error = _acks.decode(answer.data).error
+        if error and error.err_code != WRONG_LAST:  # that is: there is one
+            raise Unavailable(f"{key}: the record of run {run} was refused: {error.description}")
+
+    async def archives(self, key: SessionKey) -> AsyncIterator[tuple[int, bytes]]:
+        after = 0
+        while True:
+            which: dict[str, object] = {"seq": after + 1, "next_by_subj": subjects.archive(key, "*")}
+            found = await self._asked(key, self._broker.message(subjects.SESSIONS, which))
+            if found is None:
+                return
+            yield subjects.parse_archive(found.subject)[1], found.data
+            after = found.seq
+
+    async def _last(self, key: SessionKey) -> Stored | None:
+        """The session's last event, by the leader's word."""
+        which: dict[str, object] = {"last_by_subj": _subject(key)}
+        tries = _Tries(self._timeout)
+        while True:
+            try:
+                return await self._ask_leader(key, which, tries.patience)
+            except Unavailable:
+                if not await tries.another():
+                    raise
+
+    async def _deletion(self, key: SessionKey, broken: BrokenChain) -> Recorded:
+        """The last event of a log that does not hang together, if it says why. Raises `broken` else."""
+        found = await self._last(key)
+        if found is None or _header(found, subjects.TYPE) not in (DELETED, ERASED):
+            raise broken
+        previous = int(_header(found, EXPECTED) or UNGUARDED)
+        return codec.decode(found.data, seq=found.seq, previous=previous, time=parse_time(found.time))
 
     async def _insist(self, write: "_Write", ack: "_Ack | None", tries: "_Tries") -> int:
         """Finds out what became of an append, and repeats it while nothing stands behind its `expected`."""
@@ -149,18 +199,24 @@ class JetStreamLog:
             found = await self._ask_leader(write.key, {"seq": earlier} if earlier else behind, tries.patience)
         except Unavailable:
             return None
-        if found is not None and found.subject == write.subject and _id_of(found) == write.id:
+        if found is not None and found.subject == write.subject and _header(found, subjects.MESSAGE_ID) == write.id:
             return found.seq
-        if earlier:
+        if earlier and found is not None:
             raise LogError(f"{write.key}: the id {write.id} belongs to another event, {earlier}")
+        if earlier:  # it was stored once and has been removed
+            raise Conflict(write.key, write.expected)
         named = error and error.last
         if found is not None or (named is not None and named < write.expected):
             raise Conflict(write.key, write.expected, named)
         return None
 
     async def _ask_leader(self, key: SessionKey, which: dict[str, object], timeout: float) -> Stored | None:
+        return await self._asked(key, self._broker.message(subjects.SESSIONS, which, timeout))
+
+    async def _asked(self, key: SessionKey, question: Awaitable[T]) -> T:
+        """The broker's answer. Raises `Unavailable`, `LogError`."""
         try:
-            return await self._broker.message(subjects.SESSIONS, which, timeout)
+            return await question
         except (BrokerError, BrokerTimeout) as error:
             raise Unavailable(f"{key}: {error}") from error
         except BrokerClosed as error:
@@ -241,20 +297,21 @@ class _Ack(msgspec.Struct):
 _acks = msgspec.json.Decoder(_Ack)
 
 
-def _id_of(stored: Stored) -> str:
+def _header(stored: Stored, wanted: str) -> str:
     for line in stored.hdrs.decode(errors="replace").splitlines():
         name, _, value = line.partition(":")
-        if name == subjects.MESSAGE_ID:
+        if name == wanted:
             return value.strip()
     return ""
 
 
 def _linked(key: SessionKey, messages: list[Msg], after: int) -> list[Recorded]:
-    """Their events, each of which follows the one before it. Raises `BrokenChain`."""
+    """Their events, each of which follows the one before it; `session.erased` follows anything. Raises
+    `BrokenChain`."""
     page: list[Recorded] = []
     for message in messages:
         recorded = recorded_of(message)
-        if recorded.previous != after:
+        if recorded.previous != after and not isinstance(recorded.event.data, SessionErased):
             raise BrokenChain(key, recorded.seq, recorded.previous, after)
         page.append(recorded)
         after = recorded.seq
@@ -272,8 +329,14 @@ def _subject(key: SessionKey) -> str:
     return subjects.session(key)
 
 
-def _head(decision: Decision, expected: int) -> bytes:
-    lines = [f"{name}: {value}" for name, value in codec.headers(decision).items()]
+def _head(decision: Decision, expected: int, tombstone: int) -> bytes:
+    headers = codec.headers(decision)
+    erased = decision.event.data
+    if isinstance(erased, SessionErased):
+        headers[ROLLUP] = "sub"
+        if erased.mode == "erase":
+            headers[TTL] = f"{tombstone}s"
+    lines = [f"{name}: {value}" for name, value in headers.items()]
     head = "\r\n".join(("NATS/1.0", f"{EXPECTED}: {expected}", *lines, "", ""))
     if head.count("\n") != len(lines) + 3:
         raise ValueError(f"{decision.event.key}: a header of event {decision.event.id!r} holds a line break")

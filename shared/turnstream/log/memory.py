@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 
 from turnstream.ids import SessionKey
 from turnstream.log import codec
-from turnstream.log.base import PAGE, Conflict, Listener, Unavailable
+from turnstream.log.base import PAGE, Conflict, Listener, LogError, Unavailable
 from turnstream.session.decide import Decision
-from turnstream.session.events import Recorded
+from turnstream.session.events import Recorded, SessionDeleted, SessionErased
 
 
 class MemorySubscription:
@@ -31,6 +31,7 @@ class MemoryLog:
         self._last = 0
         self._events: dict[SessionKey, list[Recorded]] = defaultdict(list)
         self._seqs: dict[tuple[SessionKey, str], int] = {}
+        self._archives: dict[SessionKey, dict[int, bytes]] = defaultdict(dict)
         self._listeners: dict[SessionKey, dict[object, Listener]] = defaultdict(dict)
 
     async def append(self, key: SessionKey, decision: Decision, expected: int) -> int:
@@ -43,6 +44,8 @@ class MemoryLog:
             raise Conflict(key, expected, last)
         self._last += 1
         recorded = codec.decode(codec.encode(event), seq=self._last, previous=last, time=self._now())
+        if isinstance(event.data, SessionErased):
+            self._remove(key, len(events))
         events.append(recorded)
         self._seqs[key, event.id] = recorded.seq
         for on_event in tuple(self._listeners[key].values()):
@@ -55,9 +58,9 @@ class MemoryLog:
         events = self._events.get(key, [])
         if at_least > max(after, events[-1].seq if events else 0):
             raise Unavailable(f"{key}: no event {at_least}")
-        first, end = bisect_right(events, after, key=lambda recorded: recorded.seq), len(events)
-        for start in range(first, end, page):
-            yield events[start : min(start + page, end)]
+        behind = events[bisect_right(events, after, key=lambda recorded: recorded.seq) :]
+        for start in range(0, len(behind), page):
+            yield behind[start : start + page]
 
     async def last(self, key: SessionKey) -> int:
         events = self._events.get(key)
@@ -66,3 +69,21 @@ class MemoryLog:
     async def subscribe(self, key: SessionKey, on_event: Listener, on_lost: Callable[[], None]) -> MemorySubscription:
         """Loses nothing, so `on_lost` is never called."""
         return MemorySubscription(self._listeners[key], on_event)
+
+    async def overwrite(self, key: SessionKey) -> None:
+        events = self._events[key]
+        if not events or not isinstance(events[-1].event.data, SessionDeleted):
+            raise LogError(f"{key}: is not deleted, nothing of it is removed")
+        self._remove(key, len(events) - 1)
+
+    async def archive(self, key: SessionKey, run: int, record: bytes) -> None:
+        self._archives[key].setdefault(run, record)
+
+    async def archives(self, key: SessionKey) -> AsyncIterator[tuple[int, bytes]]:
+        for entry in tuple(self._archives[key].items()):
+            yield entry
+
+    def _remove(self, key: SessionKey, count: int) -> None:
+        for recorded in self._events[key][:count]:
+            del self._seqs[key, recorded.event.id]
+        del self._events[key][:count]
