@@ -19,6 +19,7 @@ REFUSED = "REFUSED"
 DELTAS = "DELTAS"
 KEYS = "keys"
 BLOBS = "blobs"
+CHUNKS = f"$O.{BLOBS}.C."
 
 EVENTS = "ts.session.>"
 """Filter: the events of every session."""
@@ -128,9 +129,8 @@ def refused(account: str, name: str) -> str:
 
 
 def chunks(key: SessionKey, blob: str) -> str:
-    """The bytes of a blob of a session, in pieces; `>`: of all of them. Behind the blob comes what tells one putting of
-    it from another."""
-    return f"$O.{BLOBS}.C.{key.account}.{key.session}.{blob}"
+    """The bytes of a blob of a session, in pieces; `>`: of all of them."""
+    return f"{CHUNKS}{key.account}.{key.session}.{blob}"
 
 
 def api(account: str, operation: str) -> str:

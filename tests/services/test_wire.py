@@ -1,6 +1,7 @@
 """What travels beside the log, on a real server: wake-ups, timers, deltas, blobs."""
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -301,6 +302,58 @@ async def test_a_blob_that_is_not_there_is_named(nats: Broker, key: SessionKey) 
     blob = await blobs.put(key, "a", b"1")
     with pytest.raises(BlobLost, match="not there"):
         await blobs.get(msgspec.structs.replace(blob, name=f"{key}/b"))
+
+
+async def test_a_client_of_object_stores_reads_blobs(nats: Broker, key: SessionKey) -> None:
+    await Blobs(nats).put(key, "1.1.1", b"x" * 300_000)
+    store = await nats.nc.jetstream().object_store("blobs")
+    info = await store.get_info(f"{key}/1.1.1")
+    assert (info.size, info.chunks) == (300_000, 3)
+    assert (await store.get(f"{key}/1.1.1")).data == b"x" * 300_000
+
+
+async def messages_of(nats: Broker, key: SessionKey) -> int:
+    """How many messages there are in the object store of this session's blobs and of what describes them."""
+    names = (await nats.api("STREAM.INFO.OBJ_blobs", {"subjects_filter": ">"}))["state"]
+    found = 0
+    for subject, count in msgspec.convert(names, _Subjects).subjects.items():
+        token = subject.rsplit(".", 1)[1]
+        described = base64.urlsafe_b64decode(token).decode() if ".M." in subject else ""
+        if subject.startswith(f"$O.blobs.C.{key.account}.{key.session}.") or described.startswith(f"{key}/"):
+            found += count
+    return found
+
+
+class _Subjects(msgspec.Struct):
+    subjects: dict[str, int] = {}
+
+
+async def test_everything_of_a_session_is_erased_but_what_is_kept(nats: Broker, key: SessionKey) -> None:
+    blobs, other = Blobs(nats), SessionKey(key.account, "s1x")
+    kept = await blobs.put(key, "2.1.1.a", b"kept" * 100_000)
+    gone = [await blobs.put(key, name, b"gone" * 100_000) for name in ("1", "1.1.1", "2.1.1")]
+    theirs = await blobs.put(other, "1", b"theirs")
+    await nats.store(f"$O.blobs.C.{key.account}.{key.session}.MS45.half", b"a putting that did not come to its end")
+    await blobs.erase(key, frozenset({kept.name}))
+    assert await blobs.get(kept) == b"kept" * 100_000
+    assert await blobs.get(theirs) == b"theirs"
+    for blob in gone:
+        with pytest.raises(BlobLost):
+            await blobs.get(blob)
+    assert await messages_of(nats, key) == 5, "four pieces and what describes them"
+    await blobs.erase(key)
+    await blobs.erase(key)
+    assert await messages_of(nats, key) == 0
+    assert await blobs.get(theirs) == b"theirs"
+
+
+async def test_a_blob_that_no_event_names_is_removed(nats: Broker, key: SessionKey) -> None:
+    blobs = Blobs(nats)
+    await blobs.put(key, "1.1.1", b"gone")
+    kept = await blobs.put(key, "1.1.2", b"kept")
+    await blobs.remove(key, "1.1.1")
+    assert await messages_of(nats, key) == 2
+    assert await blobs.get(kept) == b"kept"
 
 
 # --- what somebody deleted ----------------------------------------------------------------------------------------
