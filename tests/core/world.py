@@ -4,40 +4,85 @@
 `Auditor` reads the log as an outsider would, event by event, and knows neither the fold nor the table of edges.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 from tests.core.scenario import AGENTS, KEY, origin
 
 from turnstream.ids import derive
-from turnstream.session.commands import Command, Origin, RecordFact, RunFact, StartRun
+from turnstream.session.commands import (
+    AnswerRequest,
+    Command,
+    EraseSession,
+    ExpireRequest,
+    Origin,
+    RecordFact,
+    RunFact,
+    StartRun,
+)
 from turnstream.session.decide import Decision, decide
 from turnstream.session.errors import Rejected
 from turnstream.session.events import (
+    Answers,
+    Ask,
+    Asks,
     Due,
     Error,
+    Leftover,
     Limits,
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
+    PolicyData,
     Recorded,
+    RequestAnswered,
+    RequestExpired,
     RunCancelRequested,
     RunEnded,
     RunReleased,
+    RunRequested,
     RunStarted,
+    RunSteered,
+    RunWaiting,
+    SessionDeleted,
+    SessionErased,
     ToolCall,
     ToolReturned,
     ToolStarted,
     Usage,
     Wake,
 )
-from turnstream.session.plan import CallModel, CallTool, Drive, Effect, End, Settle, Start, blocked_by, plan
-from turnstream.session.state import Session, evolve, fold
+from turnstream.session.plan import (
+    CallModel,
+    CallTool,
+    Drive,
+    Effect,
+    End,
+    Erase,
+    Expire,
+    Park,
+    Return,
+    RunEffect,
+    Settle,
+    Start,
+    Steer,
+    blocked_by,
+    plan,
+)
+from turnstream.session.state import Session, evolve, fold, request_id
 
 SPECS = {
-    name: msgspec.structs.replace(spec, limits=Limits(max_steps=3, max_tool_calls=5, timeout=1000))
+    name: msgspec.structs.replace(spec, limits=Limits(max_steps=4, max_tool_calls=8, timeout=1000))
     for name, spec in AGENTS.items()
 }
+SPECS["painter"] = msgspec.structs.replace(
+    SPECS["painter"], limits=Limits(max_steps=9, max_same_calls=2, max_same_denials=1, max_tokens=40)
+)
+SPECS["poet"] = msgspec.structs.replace(SPECS["poet"], durable=True, policy=PolicyData(clock="wall"))
+ASKED: Mapping[str, Asks] = {"q": "question", "Q": "question", "a": "approval", "A": "approval"}
+"""What a call asks, by the first letter of its id."""
+STEPS_MAX = 2_000
+"""Far more effects than any story leaves to be done."""
 
 
 class WakeUp(msgspec.Struct):
@@ -119,6 +164,7 @@ class World:
         self.auditor.read(recorded)
         for queue in decision.wakes:
             self.wake(queue, seq)
+        self.timers = [timer for timer in self.timers if timer[1].what not in decision.settled]
         self.timers += [(recorded.time + due.after, due, seq) for due in decision.dues]
 
     # -- wake-ups -----------------------------------------------------------------------------------------------------
@@ -159,21 +205,27 @@ class World:
         return self.handle(writer, command)
 
     def report(self, drive: Drive, session: Session, effect: Effect, choice: int) -> Command:
-        run = session.run(effect.run)
-        if isinstance(effect, Start) and (choice != 3 or (run and run.open_calls)):
-            started = RunStarted(
-                run=effect.run,
-                attempt=effect.attempt,
-                runner=drive.runner,
-                wake=drive.wake,
-                trigger=effect.trigger,
-                message_ids=effect.message_ids,
-            )
-            name = drive.start_id(session, effect.run, effect.attempt)
-            return StartRun(origin=self._origin(drive, name), started=started, gone=drive.gone)
-        fact = _come_of(session, effect, choice)
-        name = derive(effect.key, fact.attempt, type(fact).__name__)
-        return RecordFact(origin=self._origin(drive, name), fact=fact)
+        match effect:
+            case Start() if choice != 5:
+                started = RunStarted(
+                    run=effect.run,
+                    attempt=effect.attempt,
+                    runner=drive.runner,
+                    wake=drive.wake,
+                    trigger=effect.trigger,
+                    message_ids=effect.message_ids,
+                )
+                name = drive.start_id(session, effect.run, effect.attempt)
+                return StartRun(origin=self._origin(drive, name), started=started, gone=drive.gone)
+            case Expire():
+                words = self._origin(drive, derive(effect.key))
+                return ExpireRequest(origin=words, run=effect.run, request=effect.request, now=self.now)
+            case Erase():
+                return EraseSession(origin=self._origin(drive, derive(effect.key)), events_removed=len(self.log))
+            case _:
+                fact = _come_of(session, effect, choice)
+                name = derive(effect.key, fact.attempt, type(fact).__name__, getattr(fact, "call_id", ""))
+                return RecordFact(origin=self._origin(drive, name), fact=fact)
 
     def _origin(self, drive: Drive, event_id: str) -> Origin:
         return origin("", id=event_id, actor=drive.runner, time=self.now)
@@ -184,26 +236,43 @@ class World:
         drive, wake_up = writer.drive, writer.wake_up
         assert drive is not None
         assert wake_up is not None
-        held = blocked_by(writer.session, drive)
+        held = [wake.work for wake in blocked_by(writer.session, drive) if wake.work not in drive.gone]
         if wake_up.deliveries != drive.wake.delivery:
             writer.stop()  # the lease has lapsed: it is for another to say what becomes of the wake-up
-        elif held is None or held.work in drive.gone:
-            self.acknowledge(writer)
-        elif held.work == drive.wake.work:
+        elif drive.wake.work in held:
             wake_up.free = True
             writer.stop()
-        elif held.work in self.work:
-            self.acknowledge(writer)
+        elif gone := [work for work in held if work not in self.work]:
+            writer.drive = msgspec.structs.replace(drive, gone=drive.gone.union(gone))
         else:
-            writer.drive = msgspec.structs.replace(drive, gone=drive.gone | {held.work})
+            self.acknowledge(writer)
 
     def run_to_the_end(self, *, timers: bool = True) -> None:
-        """Every process dies; a new one takes what is in `WORK`, and what timers put there, until nothing is left. Its
-        model never stops asking for tools."""
+        """Every process dies; a new one takes what is in `WORK`, and what timers put there, and a person answers
+        whatever is asked, until nothing is left. Its model never stops asking for tools."""
+        for turn in range(STEPS_MAX):
+            self._work_off(timers=timers)
+            asked = [
+                (run, request)
+                for run in self.truth.runs
+                for request in run.requests
+                if request.expires_at is None or request.expires_at > self.now
+            ]
+            if not asked:
+                return
+            run, request = asked[turn % len(asked)]
+            yes = {"answer": "yes"} if request.kind == "question" else {"approved": turn % 2 == 0}
+            words = origin(self.name("answer"), time=self.now)
+            answer = self.handle(Writer("person"), AnswerRequest(origin=words, run=run.n, request=request.k, **yes))
+            assert isinstance(answer, Decision), f"{request} is open and cannot be answered: {answer!r}"
+        raise AssertionError("it asks for ever")
+
+    def _work_off(self, *, timers: bool) -> None:
         heir = Writer("heir")
         for turn in range(10_000):
             for wake_up in self.work.values():
                 wake_up.free = True
+            self.tick(0)  # what has fallen due by now
             if timers and not self.work and self.timers:
                 self.tick(max(self.timers[0][0] - self.now, 0))
             if not self.work:
@@ -214,15 +283,19 @@ class World:
         raise AssertionError("it goes on for ever")
 
     def _drive_to_the_end(self, heir: Writer) -> None:
-        while heir.drive:
+        for step in range(STEPS_MAX):
+            if heir.drive is None:
+                return
             effects = plan(heir.session, self.now, heir.drive)
             if not effects:
                 assert not due(heir.session, self.now, heir.drive)
                 self.finish(heir)
                 continue
             for effect in effects:
-                answer = self.perform(heir, effect, choice=0)
+                # Now and then a model asks something, and is never content with what it hears.
+                answer = self.perform(heir, effect, choice=step % 3)
                 assert isinstance(answer, Decision), f"{effect} is planned and refused: {answer!r}"
+        raise AssertionError("one drive goes on for ever")
 
 
 def _decide(command: Command, session: Session) -> Decision | Rejected | None:
@@ -236,50 +309,80 @@ def _told(answer: Decision | Rejected | None) -> object:
     return (answer.code, answer.message, answer.details) if isinstance(answer, Rejected) else answer
 
 
-def _come_of(session: Session, effect: Effect, choice: int) -> RunFact:
-    """What a model or tool may answer. A tool whose call's id is odd is not idempotent."""
+def _come_of(session: Session, effect: RunEffect, choice: int) -> RunFact:
+    """What a model, a tool or a person may say to it."""
+    run = session.run(effect.run)
+    assert run is not None
+    n, attempt = effect.run, run.attempt
     match effect:
         case Start():
-            run = session.run(effect.run)
-            assert run is not None
             error = Error(code="agent_not_found", message="gone")
-            return RunEnded(run=effect.run, attempt=run.attempt, status="failed", error=error)
-        case CallModel() if choice in (0, 1):
-            calls = tuple(ToolCall(id=f"c{n}", name="look", arguments="{}") for n in range(1 + choice))
+            return RunEnded(run=n, attempt=attempt, status="failed", error=error)
+        case CallModel() if choice < 4:
+            names = (["t1"], ["t1", "q1"], ["a1", "q2", "t2"], ["c1", "c2"])[choice]
+            arguments = f'{{"n":{effect.step % 3}}}'
+            calls = tuple(
+                [ToolCall(id=name, name=name, arguments=arguments, asks=ASKED.get(name[0])) for name in names]
+            )
             usage = Usage(output_tokens=5)
-            return ModelReplied(run=effect.run, attempt=effect.attempt, step=effect.step, tool_calls=calls, usage=usage)
+            return ModelReplied(run=n, attempt=attempt, step=effect.step, tool_calls=calls, usage=usage)
         case CallModel():
-            status = "completed" if choice == 2 else "failed"
-            return RunEnded(run=effect.run, attempt=effect.attempt, status=status)
-        case CallTool() if effect.call.id == "c1" and not effect.call.started:
-            return ToolStarted(run=effect.run, attempt=effect.attempt, call_id=effect.call.id)
+            return RunEnded(run=n, attempt=attempt, status="completed" if choice == 4 else "failed", content="done")
+        case CallTool() if effect.call.id[0] in "ca" and not effect.call.started:
+            return ToolStarted(run=n, attempt=attempt, call_id=effect.call.id)
         case CallTool():
-            status = "error" if choice == 3 else "ok"
-            return ToolReturned(run=effect.run, attempt=effect.attempt, call_id=effect.call.id, status=status)
+            return ToolReturned(run=n, attempt=attempt, call_id=effect.call.id, status="error" if choice == 3 else "ok")
         case Settle():
-            return ToolReturned(run=effect.run, attempt=effect.attempt, call_id=effect.call.id, status=effect.status)
+            return ToolReturned(run=n, attempt=attempt, call_id=effect.call.id, status=effect.status)
+        case Return():
+            status = "ok" if effect.call.asks == "question" else "denied"
+            return ToolReturned(run=n, attempt=attempt, call_id=effect.call.id, status=status)
+        case Steer():
+            return RunSteered(run=n, attempt=attempt, message_ids=effect.message_ids)
+        case Park() if choice == 5:
+            return ToolReturned(run=n, attempt=attempt, call_id=effect.calls[0].id, status="error", error="unclear")
+        case Park():
+            asks = tuple(
+                [
+                    Ask(
+                        request=request_id(session, n, number),
+                        kind=call.asks or "question",
+                        call_id=call.id,
+                        prompt="well?",
+                        choices=("yes", "no") if choice == 3 else (),
+                        expires_in=(50, 500, None, 2000, 50)[choice],
+                        on_expiry=("null", "default", "null", "fail", "fail")[choice],
+                    )
+                    for number, call in enumerate(effect.calls, effect.first)
+                ]
+            )
+            return RunWaiting(run=n, attempt=attempt, requests=asks)
         case End():
-            return RunEnded(run=effect.run, attempt=effect.attempt, status=effect.status, error=effect.error)
+            return RunEnded(run=n, attempt=attempt, status=effect.status, error=effect.error)
+        case Expire():
+            raise AssertionError("a command of its own")
 
 
 def due(session: Session, now: int, drive: Drive) -> list[int]:
-    """The runs that want something of this drive, told without the plan: what is its own, what it may take over, and
-    what is first in line when nobody holds the turn."""
-    mine = [run for run in session.runs if run.spec.queue == drive.queue]
-    wanting = []
-    for run in mine:
+    """The runs that want something of this drive, told without the plan; 0 is the session itself."""
+    if session.deleted:
+        return [0] if session.last_queue == drive.queue and not session.deleted.erased else []
+    wanting: list[int] = []
+    for position, run in enumerate(session.runs):
+        late = run.deadline is not None and run.deadline <= now
         wake = run.wake
+        if run.spec.queue != drive.queue:
+            continue
         if run.status == "running" and wake is not None:
             own = run.start_id == drive.start_id(session, run.n, run.attempt)
             again = wake.work == drive.wake.work and wake.delivery < drive.wake.delivery
-            if own or again or wake.work in drive.gone:
-                wanting.append(run.n)
-        elif not any(other.status == "running" for other in session.runs):
-            late = run.deadline is not None and run.deadline <= now
-            resumed = [other.n for other in session.runs if other.attempt]
-            first = min(resumed or [other.n for other in session.runs])
-            if run.n == first or (late and run.attempt):
-                wanting.append(run.n)
+            wants = own or again or wake.work in drive.gone
+        elif run.status == "waiting":
+            expires = [request.expires_at for request in run.requests if request.expires_at is not None]
+            wants = late or run.is_to_end or min(expires, default=now + 1) <= now
+        else:
+            wants = run.cancel or run.attempt > 0 or not run.in_line or position == 0
+        wanting += [run.n] if wants else []
     return wanting
 
 
@@ -288,17 +391,38 @@ class Auditor:
 
     def __init__(self) -> None:
         self.seq = 0
-        self.holder: int | None = None
-        self.requested: dict[int, str] = {}
+        self.deleted = False
+        self.line: list[int] = []
+        """The runs that have not ended, in the order of their turns."""
+        self.free: set[int] = set()
+        """Runs that wait for nobody."""
+        self.parallel = False
+        """Whether a run has come that waits for nobody though others were there."""
+        self.running: set[int] = set()
         self.attempts: dict[int, int] = {}
         self.over: set[int] = set()
-        self.cancelled: set[int] = set()
+        self.cancelled: dict[int, str | None] = {}
+        self.own: dict[int, list[str]] = {}
+        """The messages that a run's first start takes."""
+        self.retries: set[int] = set()
+        self.waits: dict[str, int] = {}
+        """The run that is to take each message."""
+        self.fate: dict[str, str] = {}
+        """What became of each message in the end."""
+        self.replies: dict[int, list[str]] = {}
+        """The messages that have answered, and that no start has named."""
         self.open: dict[int, set[str]] = {}
+        """The calls that have no result."""
         self.begun: dict[tuple[int, str], int] = {}
-        self.messages: set[str] = set()
-        self.taken: set[str] = set()
+        self.asked: dict[int, int] = {}
+        self.requests: dict[str, tuple[int, Ask, int]] = {}
+        """The open requests: their run, what they ask, and when."""
         self.keys: set[str] = set()
         self.ids: set[str] = set()
+
+    @property
+    def live(self) -> set[int]:
+        return set(self.line)
 
     def read(self, recorded: Recorded) -> None:
         event = recorded.event
@@ -310,82 +434,208 @@ class Auditor:
             assert event.idempotency_key not in self.keys, "a key has one effect"
             self.keys.add(event.idempotency_key)
         data = event.data
+        assert not self.deleted or isinstance(data, SessionErased), "something is stored in a deleted session"
         run = getattr(data, "run", 0)
         assert run not in self.over, f"a fact of run {run} after its end"
-        if isinstance(data, ModelReplied | ToolStarted | ToolReturned | RunReleased | RunEnded):
+        if isinstance(data, RunFact):
             assert data.attempt == self.attempts[run], "a fact of another attempt"
         read: Callable[..., None] | None = getattr(self, f"_{type(data).__name__}", None)
         if read:
             read(data)
+        if isinstance(data, RunWaiting | RequestExpired):
+            self._read_timed(data, recorded.time)
+        assert len(set(self.line)) == len(self.line)
+        assert set(self.waits.values()) <= self.live, "a message waits for a run that has ended"
+
+    def _begin(self, run: int, names: list[str], *, first: bool = False) -> None:
+        assert run == len(self.attempts) + 1, "runs are numbered without gaps"
+        self.attempts[run] = 0
+        self.own[run] = names
+        self.line.insert(0 if first else len(self.line), run)
 
     def _MessagePosted(self, data: MessagePosted) -> None:
-        assert data.message_id not in self.messages
-        self.messages.add(data.message_id)
-        assert not (data.starts and data.queued)
-        routing = data.starts or data.queued
-        if routing is None:
-            return
-        assert data.kind == "message"
-        live = set(self.requested) - self.over
-        assert bool(live) == bool(data.queued), "a message starts a turn if and only if nothing is live"
-        assert routing.run == len(self.requested) + 1, "runs are numbered without gaps"
-        self.requested[routing.run] = data.message_id
-        self.attempts[routing.run] = 0
+        name = data.message_id
+        assert name not in self.waits
+        assert name not in self.fate
+        ways = [way for way in (data.starts, data.queued, data.steers, data.answers) if way]
+        assert len(ways) <= 1
+        assert data.kind == "message" or not ways
+        if not ways:
+            self.fate[name] = "none"
+        if data.answers:
+            self._answers(name, data.answers)
+        if data.steers:
+            assert data.steers.run in self.live
+            self.waits[name] = data.steers.run
+        if data.starts or data.queued:
+            run = data.run
+            self.parallel |= bool(data.starts and self.line)
+            self.free |= {run} if data.starts else set()
+            assert data.starts or self.line, "it waits for nobody"
+            self._begin(run, [name])
+            self.waits[name] = run
+        if data.queued and data.queued.interrupts:
+            assert data.queued.interrupts in self.live
+            self.cancelled.setdefault(data.queued.interrupts, None)
+
+    def _answers(self, name: str, data: Answers) -> None:
+        self.fate[name] = "answered"
+        self.replies.setdefault(data.run, []).append(name)
+        assert data.requests
+        for one in data.requests:
+            run, ask, _ = self.requests.pop(one.request)
+            assert run == data.run
+            assert one.declined == (ask.kind == "approval")
+            assert not ask.choices or one.declined or one.answer in ask.choices
 
     def _MessageWithdrawn(self, data: MessageWithdrawn) -> None:
-        assert data.message_id == self.requested[data.run]
-        assert data.message_id not in self.taken
-        assert self.attempts[data.run] == 0
-        self.over.add(data.run)
+        run = self.waits.pop(data.message_id)
+        self.fate[data.message_id] = "settled"
+        if data.message_id in self.own[run]:
+            assert self.attempts[run] == 0
+            self.own[run].remove(data.message_id)
+            if not self.own[run]:
+                self.own[run] = [name for name, other in self.waits.items() if other == run]
+        assert bool(data.run) == (not self.own[run])
+        if data.run:
+            assert data.run == run
+            self._over(run)
+
+    def _RunRequested(self, data: RunRequested) -> None:
+        assert not self.line, "a turn is tried again while another is live"
+        assert data.retry_of in self.over
+        assert all(self.fate[name] in ("taken", "settled", "answered") for name in data.message_ids)
+        self.retries.add(data.run)
+        self.free.add(data.run)
+        self._begin(data.run, list(data.message_ids))
 
     def _RunStarted(self, data: RunStarted) -> None:
-        assert data.attempt == self.attempts[data.run] + 1
-        assert self.holder in (None, data.run), "two runs hold the turn"
-        assert data.run not in self.cancelled, "a cancelled run is started again"
+        run = data.run
+        assert data.attempt == self.attempts[run] + 1
+        assert run not in self.cancelled, "a cancelled run is started again"
+        assert not [name for name, (other, _, _) in self.requests.items() if other == run], "an open request"
         if data.attempt == 1:
-            earlier = {run for run in self.requested if run < data.run} - self.over
-            assert not earlier, "a message has overtaken another"
-            assert data.message_ids == (self.requested[data.run],)
-            assert not set(data.message_ids) & self.taken
-            self.taken |= set(data.message_ids)
+            begun = {other for other in self.line if self.attempts[other]}
+            assert run in self.free or self.line[0] == run, "it is not its turn"
+            assert self.parallel or not begun, "two runs hold the turn"
+            assert list(data.message_ids) == self.own[run]
+            self._take(run, data.message_ids, again=run in self.retries)
+        elif data.trigger == "reply":
+            assert list(data.message_ids) == self.replies.pop(run)
+        elif data.trigger == "answers":
+            replies = self.replies.pop(run, [])
+            assert list(data.message_ids[: len(replies)]) == replies
+            self._take(run, data.message_ids[len(replies) :])
         else:
             assert data.message_ids == ()
-        self.attempts[data.run] = data.attempt
-        self.holder = data.run
+            assert not self.replies.get(run)
+        assert (data.trigger == "recovery") == (run in self.running)
+        self.attempts[run] = data.attempt
+        self.running.add(run)
+
+    def _take(self, run: int, names: tuple[str, ...], *, again: bool = False) -> None:
+        waiting = [name for name, other in self.waits.items() if other == run]
+        for name in names:
+            if again:
+                self.fate[name] = "answered" if self.fate[name] == "answered" else "taken"
+                continue
+            assert self.waits.pop(name) == run, "it waits for another run"
+            assert name not in self.fate, "a message is taken twice"
+            self.fate[name] = "taken"
+        assert again or list(names) == waiting[: len(names)], "the oldest are taken first"
+
+    def _RunSteered(self, data: RunSteered) -> None:
+        assert data.run in self.running
+        assert data.run not in self.cancelled
+        assert data.message_ids
+        assert not self.open.get(data.run), "a message between a call and its result"
+        self._take(data.run, data.message_ids)
 
     def _RunReleased(self, data: RunReleased) -> None:
-        assert self.holder == data.run
-        self.holder = None
+        self.running.remove(data.run)
 
     def _ModelReplied(self, data: ModelReplied) -> None:
-        assert self.holder == data.run
+        assert data.run in self.running
         assert data.run not in self.cancelled
         assert not self.open.get(data.run), "a step before the results of the last one"
         self.open[data.run] = {call.id for call in data.tool_calls}
-        assert len(self.open[data.run]) == len(data.tool_calls) > 0
+        assert len(self.open[data.run]) == len(data.tool_calls)
+        assert data.tool_calls or data.run in self.waits.values(), "an answer is kept from its end by nothing"
         self.begun = {place: attempt for place, attempt in self.begun.items() if place[0] != data.run}
 
     def _ToolStarted(self, data: ToolStarted) -> None:
-        assert self.holder == data.run
+        assert data.run in self.running
         assert data.call_id in self.open[data.run]
         assert (data.run, data.call_id) not in self.begun, "begun twice"
         self.begun[data.run, data.call_id] = data.attempt
 
     def _ToolReturned(self, data: ToolReturned) -> None:
+        assert data.run in self.running
         self.open[data.run].remove(data.call_id)
         if self.begun.get((data.run, data.call_id), data.attempt) < data.attempt:
             assert data.status in ("uncertain", "interrupted"), "a call of a dead attempt is told to be done"
 
+    def _read_timed(self, data: RunWaiting | RequestExpired, now: int) -> None:
+        if isinstance(data, RequestExpired):
+            _, ask, asked_at = self.requests.pop(data.request)
+            assert ask.expires_in is not None
+            assert now >= asked_at + ask.expires_in, "it has expired too early"
+            return
+        run = data.run
+        self.running.remove(run)
+        assert run not in self.cancelled
+        assert {ask.call_id for ask in data.requests} == self.open[run]
+        for ask in data.requests:
+            self.asked[run] = self.asked.get(run, 0) + 1
+            assert ask.request == f"s1.{run}.q{self.asked[run]}"
+            self.requests[ask.request] = (run, ask, now)
+
+    def _RequestAnswered(self, data: RequestAnswered) -> None:
+        run, ask, _ = self.requests.pop(data.request)
+        assert run == data.run
+        assert (data.approved is None) == (ask.kind == "question")
+        assert not ask.choices or data.approved is not None or data.answer in ask.choices
+
     def _RunCancelRequested(self, data: RunCancelRequested) -> None:
-        assert data.run in self.requested
+        assert data.run in self.running
         assert data.run not in self.cancelled
-        self.cancelled.add(data.run)
+        self.cancelled[data.run] = data.error
 
     def _RunEnded(self, data: RunEnded) -> None:
-        assert data.run in self.requested
-        assert not self.open.get(data.run), "a run ends with a call that has no result"
-        assert data.status == "cancelled" or data.run not in self.cancelled
-        assert data.status != "completed" or self.holder == data.run
-        self.over.add(data.run)
-        if self.holder == data.run:
-            self.holder = None
+        run = data.run
+        assert run in self.live
+        code = data.error.code if data.error else None
+        if run in self.cancelled:
+            allowed = ("cancelled", None) if self.cancelled[run] is None else ("failed", self.cancelled[run])
+            assert (data.status, code) == allowed
+        assert set(data.unfinished) == self.open.get(run, set()), "every call ends in a result or with its run"
+        assert data.status != "completed" or (run in self.running and not data.unfinished)
+        steering = [name for name, other in self.waits.items() if other == run and name not in self.own[run]]
+        left = data.leftover
+        assert list(left.message_ids if left else ()) == steering, "what is left over is all that steered it"
+        self._over(run, left)
+
+    def _over(self, run: int, left: Leftover | None = None) -> None:
+        self.over.add(run)
+        self.line.remove(run)
+        self.running.discard(run)
+        self.requests = {name: found for name, found in self.requests.items() if found[0] != run}
+        self.open.pop(run, None)
+        if left:
+            self._begin(left.run, list(left.message_ids), first=True)
+        for name in [name for name, other in self.waits.items() if other == run]:
+            if left and name in left.message_ids:
+                self.waits[name] = left.run
+            else:
+                del self.waits[name]
+                self.fate[name] = "settled"
+
+    def _SessionDeleted(self, data: SessionDeleted) -> None:
+        assert data.last_run == len(self.attempts)
+        self.deleted = True
+        for run in list(self.line):
+            self._over(run)
+
+    def _SessionErased(self, data: SessionErased) -> None:
+        assert self.deleted
+        assert data.last_run == len(self.attempts)
