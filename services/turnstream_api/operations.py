@@ -185,6 +185,16 @@ OPERATIONS: tuple[Operation, ...] = (
         streams=True,
     ),
     Operation(
+        name="list_requests",
+        method="GET",
+        path="/v1/requests",
+        summary="List what waits for a person",
+        request=requests.ListRequests,
+        answers=(requests.view.RequestPage,),
+        call=requests.list_requests,
+        cursors=frozenset({"cursor"}),
+    ),
+    Operation(
         name="answer_request",
         method="POST",
         path="/v1/requests/{request}/answer",

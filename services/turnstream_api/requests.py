@@ -1,6 +1,7 @@
-"""What runs ask of people: questions and approvals, answered by the run that asks or by the request's own id."""
+"""What runs ask of people: questions and approvals, listed, and answered by the run that asks or by the request's own
+id."""
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta
@@ -11,13 +12,14 @@ from turnstream.log.handle import Handled
 from turnstream.session.commands import AnswerRequest as AnswerCommand
 from turnstream.session.commands import Origin
 from turnstream.session.errors import Rejected
-from turnstream.session.events import RequestAnswered
+from turnstream.session.events import Asks, RequestAnswered
 from turnstream.session.state import request_id
+from turnstream.views import requests as view
 from turnstream_api import checks
 from turnstream_api.api import Answer, Api, Caller, Stream
-from turnstream_api.checks import ExpectedSeq, Wait
+from turnstream_api.checks import Cursor, ExpectedSeq, Limit, Wait
 from turnstream_api.errors import Problem, ProblemCode
-from turnstream_api.operation import Request
+from turnstream_api.operation import Read, Request
 from turnstream_api.paging import event_at
 from turnstream_api.watched import Watched, watched
 
@@ -32,6 +34,33 @@ RequestName = Annotated[str, Meta(max_length=ids.SESSION_MAX + 64, description="
 AnyAnswer = Annotated[object, Meta(description="The answer to a question: any JSON, null too.")]
 Approved = Annotated[bool, Meta(description="Whether the call may be carried out.")]
 Reason = Annotated[str, Meta(max_length=1024, description="Why it may not; the model is told.")]
+
+
+class ListRequests(Read, frozen=True, kw_only=True):
+    """`state`: those that are open, unless another is named; `any` is all."""
+
+    limit: Limit = 50
+    cursor: Cursor | None = None
+    state: view.State | Literal["any"] = "open"
+    session: Annotated[str, Meta(max_length=ids.SESSION_MAX)] | None = None
+    run: Annotated[str, Meta(max_length=ids.SESSION_MAX + 32)] | None = None
+    kind: Asks | None = None
+
+
+async def list_requests(api: Api, caller: Caller, request: ListRequests) -> Answer:
+    """What the account's runs ask of people, the latest first. `next` continues the list."""
+    await checks.shown(api, request.after)
+    page = await view.list_page(
+        api.views,
+        caller.account,
+        limit=request.limit,
+        cursor=request.cursor,
+        state=None if request.state == "any" else request.state,
+        session=request.session,
+        run=request.run,
+        kind=request.kind,
+    )
+    return Answer(body=page, seq=page.position)
 
 
 class AnswerRun(Request, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ class Exit(IntEnum):
     """Turnstream, its broker or its database did not answer."""
     REFUSED = 4
     """Turnstream answered with a refusal."""
+    WAITING = 5
+    """The run waits for a person: it is not done."""
     INTERRUPTED = 130
 
 

@@ -24,7 +24,7 @@ runs = App(name="runs", help="List, show and cancel runs.")
 async def sessions(
     session: str | None = None,
     *,
-    status: Literal["idle", "busy", "error"] | None = None,
+    status: Literal["idle", "busy", "waiting", "error"] | None = None,
     agent: str | None = None,
     q: str | None = None,
     limit: int = 50,
@@ -53,9 +53,9 @@ async def sessions(
             one = await client.get(f"/v1/sessions/{checked(session)}")
             show.print_json(one) if json else show.pairs(show.console(), _timed(one))
             return
-        rows = await _listed(client, "/v1/sessions", limit, status=status, agent=agent, q=q)
+        rows = await listed(client, "/v1/sessions", limit, status=status, agent=agent, q=q)
     if json:
-        _lines(rows)
+        lines(rows)
         return
     columns = ("session", "status", "agent", "title", "active run", "seq", "touched")
     cells = [
@@ -78,7 +78,7 @@ async def sessions(
 async def runs_list(
     *,
     session: str | None = None,
-    status: Literal["queued", "running", "completed", "failed", "cancelled", "timed_out"] | None = None,
+    status: Literal["queued", "running", "waiting", "completed", "failed", "cancelled", "timed_out"] | None = None,
     agent: str | None = None,
     limit: int = 50,
     json: bool = False,
@@ -100,9 +100,9 @@ async def runs_list(
         Print one line of JSON a run.
     """
     async with connected(connect) as client:
-        rows = await _listed(client, "/v1/runs", limit, session=session, status=status, agent=agent)
+        rows = await listed(client, "/v1/runs", limit, session=session, status=status, agent=agent)
     if json:
-        _lines(rows)
+        lines(rows)
         return
     columns = ("run", "status", "agent", "attempts", "asked", "took", "tokens")
     cells = [
@@ -167,7 +167,7 @@ async def steps(run: str, *, json: bool = False, connect: Connect = HERE) -> Non
     async with connected(connect) as client:
         answer = await client.get(f"/v1/runs/{_run(run)}/steps")
     if json:
-        _lines(answer["items"])
+        lines(answer["items"])
     else:
         show.waterfall(show.console(), answer["items"])
 
@@ -195,7 +195,7 @@ async def ops(*, json: bool = False, connect: Connect = HERE) -> None:
             show.pairs(console, _flat(part))
 
 
-async def _listed(client: Client, path: str, limit: int, **filters: object) -> list[dict[str, Any]]:
+async def listed(client: Client, path: str, limit: int, **filters: object) -> list[dict[str, Any]]:
     """The items of as many pages as `limit` needs; 0: of all."""
     if limit < 0:
         raise CommandError("--limit must not be negative", Exit.USAGE)
@@ -230,6 +230,6 @@ def _flat(one: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _lines(rows: list[dict[str, Any]]) -> None:
+def lines(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         show.print_json(row)

@@ -10,26 +10,29 @@ from cyclopts import App, CycloptsError
 from rich.console import Console
 
 from turnstream.settings import SettingsError
-from turnstream_cli import demo, look, serve, talk, tend
+from turnstream_cli import asked, demo, look, serve, talk, tend
 from turnstream_cli.exits import CommandError, Exit
 
 HELP = """Event-sourced sessions and runs for AI agents.
 
 Exit codes: 0 done · 1 it did not come out well (a run failed, `fsck` found a fault) · 2 wrong argument or setting ·
-3 Turnstream does not answer · 4 Turnstream refused · 130 interrupted.
+3 Turnstream does not answer · 4 Turnstream refused · 5 the run waits for a person · 130 interrupted.
 """
+TALK = "Talk (any running Turnstream, --url)"
+LOOK = "Look (any running Turnstream, --url)"
 
 
 def build() -> App:
     app = App(name="turnstream", help=HELP, version=version("turnstream"))
     for group, commands in {
         "Start": (serve.dev, demo.demo, serve.api, serve.runner, serve.projector),
-        "Talk and look (any running Turnstream, --url)": (talk.send, talk.tail, look.sessions, look.steps, look.ops),
+        TALK: (talk.send, talk.tail, talk.stop, talk.retry, asked.requests, asked.answer, asked.approve, asked.deny),
+        LOOK: (look.sessions, look.steps, look.ops),
         "Tend": (tend.rebuild, tend.fsck, tend.config),
     }.items():
         for command in commands:
             app.command(command, group=group)
-    for sub, group in ((look.runs, "Talk and look (any running Turnstream, --url)"), (tend.keys, "Tend")):
+    for sub, group in ((look.runs, LOOK), (tend.keys, "Tend")):
         sub.group = group
         app.command(sub)
     return app

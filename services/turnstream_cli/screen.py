@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.text import Text
 
@@ -121,18 +122,36 @@ class Screen:
                 self._line("○", "session opened", "dim", tail)
             case "session.updated":
                 self._line("○", f"session updated: {', '.join(data)}", "dim", tail)
+            case "session.deleted":
+                self._line("○", "session deleted", "red", f"by {data.get('by', '')} {tail}")
             case "message.posted":
                 text = "\n  ".join(part.get("text", "") for part in data.get("content", ()))
                 self._line("▸", f"{data.get('author', '')}: {text}", "bold", f"{_routing(data)} {tail}")
                 if routed := data.get("starts") or data.get("queued"):
                     self._held[routed["run"]] = []
+                if interrupted := (data.get("queued") or {}).get("interrupts"):
+                    self._line("✕", f"cancel of run {interrupted} asked for by it", "yellow", tail)
             case "message.withdrawn":
                 self._line("▸", f"message {data['message_id']} withdrawn", "yellow", tail)
+            case "run.requested":
+                self._held[data["run"]] = []
+                again = f", run {data['retry_of']} again" if data.get("retry_of") else ""
+                self._line("▸", f"run {data['run']} asked for{again}", "bold", tail)
             case "run.started":
                 again = "" if data.get("trigger", "message") == "message" else f", {data['trigger']}"
                 self._line("▶", f"run {data['run']} started", "cyan", f"attempt {data['attempt']}{again} {tail}")
                 for delta in self._held.pop(data["run"], ()):
                     self._delta(delta)
+            case "run.steered":
+                self._line("▸", f"run {data['run']} takes {', '.join(data['message_ids'])}", "cyan", tail)
+            case "run.waiting":
+                self._held[data["run"]] = []
+                for request in data["requests"]:
+                    self.request(request, tail)
+            case "request.answered":
+                self._line("?", *answered(data), f"by {data.get('by', '')} {tail}")
+            case "request.expired":
+                self._line("?", f"{data['request']}: nobody answered in time", "yellow", tail)
             case "run.released":
                 self._line("▷", f"run {data['run']} handed over", "yellow", tail)
             case "model.replied":
@@ -150,6 +169,19 @@ class Screen:
                 self._ended(data, tail)
             case _:
                 self._line("·", event.type, "dim", tail)
+
+    def request(self, request: dict[str, Any], tail: str = "") -> None:
+        """What a run waits for, as it is asked."""
+        schema = f"  {msgspec.json.encode(request['schema']).decode()}" if request.get("schema") else ""
+        choices = f"  ({' | '.join(request['choices'])})" if request.get("choices") else ""
+        wants = "approve? " if request["kind"] == "approval" else ""
+        text = f"{request['request']} {wants}{request['prompt']}{choices}{schema}"
+        self._line("?", text, "bold magenta", tail)
+
+    def hint(self, command: str) -> None:
+        """A command that goes on from here."""
+        self._close()
+        self._console.print(Text(f"  {printable(command)}", style="dim cyan"), soft_wrap=True)
 
     def _returned(self, data: dict[str, Any], tail: str) -> None:
         result = data.get("output") or data.get("error", "")
@@ -174,10 +206,29 @@ class Screen:
             self._line("◆", f"(cut: the whole answer has {blob['size']} bytes)", "yellow")
         end = f"run {data['run']} {data['status']}{why}{note}"
         self._line("■", end, STYLES.get(data["status"], ""), f"{tokens} tokens {tail}")
+        if left := data.get("leftover"):
+            self._held[left["run"]] = []
+            self._line(
+                "▸", f"run {left['run']} takes what is left over: {', '.join(left['message_ids'])}", "bold", tail
+            )
+
+
+def answered(data: dict[str, Any]) -> tuple[str, str]:
+    """What was said to a request, and its style."""
+    match data.get("approved"):
+        case None:
+            said = msgspec.json.encode(data.get("answer")).decode()
+            return f"{data['request']} answered: {said}", "green"
+        case True:
+            return f"{data['request']} approved", "green"
+        case _:
+            return f"{data['request']} denied{': ' + data['reason'] if data.get('reason') else ''}", "yellow"
 
 
 def _routing(data: dict[str, Any]) -> str:
-    for how in ("starts", "queued"):
+    for how in ("starts", "steers", "answers"):
         if data.get(how):
             return f"{how} run {data[how]['run']}"
+    if data.get("queued"):
+        return f"queued as run {data['queued']['run']}"
     return "starts nothing"

@@ -30,6 +30,12 @@ STYLES = {
     "running": "cyan",
     "busy": "cyan",
     "queued": "blue",
+    "waiting": "magenta",
+    "open": "magenta",
+    "answered": "green",
+    "approved": "green",
+    "denied": "yellow",
+    "expired": "yellow",
 }
 
 

@@ -1,7 +1,9 @@
-"""`send` and `tail`: say something to a session, and watch what happens in one."""
+"""`send`, `tail`, `stop`, `retry`: say something to a session, watch what happens in one, stop it, try again."""
 
 import contextlib
+import shlex
 import sys
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from rich.console import Console
@@ -14,6 +16,10 @@ from turnstream_cli.follow import CaughtUp, Delta, Disconnected, Event, follow
 from turnstream_cli.screen import Screen
 from turnstream_cli.show import print_json
 
+OnBusy = Literal["reject", "queue", "steer", "interrupt", "parallel"]
+WAITING = "run.waiting"
+DELETED = "session.deleted"
+
 
 async def send(
     session: str,
@@ -21,14 +27,14 @@ async def send(
     *,
     agent: str | None = None,
     model: str | None = None,
-    on_busy: Literal["reject", "queue"] | None = None,
+    on_busy: OnBusy | None = None,
     wait: bool = True,
     json: bool = False,
     connect: Connect = HERE,
 ) -> int:
-    """Say something to a session and watch the run that it starts until it has ended.
+    """Say something to a session and watch the run that it goes to, until that has ended or waits for a person.
 
-    An unknown session is opened. The exit code is 0 if the run completed.
+    An unknown session is opened. The exit code is 0 if the run completed, 5 if it waits.
 
     Parameters
     ----------
@@ -41,7 +47,7 @@ async def send(
     model
         The model for this turn; default: the agent's.
     on_busy
-        What happens if a run is live: `reject` or `queue`; default: the session's policy.
+        What happens if a run is live; default: the session's policy.
     wait
         Wait for the end of the run.
     json
@@ -49,11 +55,49 @@ async def send(
     """
     said = sys.stdin.read() if text == "-" else text
     async with connected(connect) as client:
-        posted = await _post(client, checked(session), said, {"agent": agent, "model": model, "on_busy": on_busy})
+        fields = {"agent": agent, "model": model, "on_busy": on_busy}
+        posted = await post_text(client, checked(session), said, fields)
         if not wait or "run" not in posted:
             print_json(posted) if json else print(f"{posted['routed']} {posted.get('run', '')} (#{posted['seq']})")
             return Exit.OK
         return await watch_run(client, posted["run"], after=posted["seq"], json=json, posted=posted)
+
+
+async def retry(session: str, *, wait: bool = True, json: bool = False, connect: Connect = HERE) -> int:
+    """Try the latest turn of a session again, which failed, and watch the new run.
+
+    Parameters
+    ----------
+    session
+        The session's id.
+    wait
+        Wait for the end of the run.
+    json
+        Print one JSON object instead.
+    """
+    async with connected(connect) as client:
+        retried = await client.post(f"/v1/sessions/{checked(session)}/retry")
+        if not wait:
+            print_json(retried) if json else print(f"{retried['run']} tries {retried['retry_of']} again")
+            return Exit.OK
+        return await watch_run(client, retried["run"], after=retried["seq"] - 1, json=json, posted=retried)
+
+
+async def stop(session: str, *, reason: str = "", json: bool = False, connect: Connect = HERE) -> None:
+    """Cancel every run of a session that has not ended.
+
+    Parameters
+    ----------
+    session
+        The session's id.
+    reason
+        Why; it is stored with each cancel.
+    json
+        Print the answer as JSON.
+    """
+    async with connected(connect) as client:
+        answer = await client.post(f"/v1/sessions/{checked(session)}/stop", {"reason": reason} if reason else {})
+    print_json(answer) if json else print(f"stopped: {', '.join(answer['stopped']) or 'nothing was live'}")
 
 
 async def tail(
@@ -107,7 +151,8 @@ async def tail(
 async def watch_run(
     client: Client, run_id: str, *, after: int, json: bool, every: bool = False, posted: dict[str, Any] | None = None
 ) -> int:
-    """Shows one run until its terminal event is there; nothing else ends it. `every`: each event as a line of JSON."""
+    """Shows one run until its terminal event is there; nothing else ends it. `every`: each event as a line of JSON.
+    `posted`: the answer of the write that asked for it; then also a question to a person ends the watching."""
     run = parse_run_id(run_id)
     assert run is not None
     session, number = run
@@ -125,19 +170,48 @@ async def watch_run(
                         if json and not every:
                             print_json({**(posted or {}), "run": run_id, "outcome": outcome})
                         return Exit.OK if outcome["status"] == "completed" else Exit.FAILED
+                    if item.type == WAITING and posted:
+                        return _tell_waiting(run_id, item.data["requests"], posted, screen, json=json)
                 case Delta() if str(item.record["run"]) in (run_id, str(number)):
                     screen.show(item)
                 case Disconnected() if json:
                     notice(f"{item.reason}; connecting again")
                 case Disconnected():
                     screen.show(item)
-                case CaughtUp() if not posted:
+                case CaughtUp() if posted and "routed" in posted and posted["routed"] != "answered":
+                    pass
+                case CaughtUp() if posted:  # what was said may have left something open
+                    stands = await client.get(f"/v1/runs/{run_id}/wait", timeout=0)
+                    if stands["status"] == "waiting":
+                        for request in () if json else stands["requests"]:
+                            screen.request(request)
+                        return _tell_waiting(run_id, stands["requests"], posted, screen, json=json)
+                case CaughtUp():
                     ended = await _ended_before(client, run_id, after)
                     if ended is not None:
                         return ended
                 case _:
                     pass
     raise AssertionError("a feed has no end")
+
+
+def _tell_waiting(
+    run_id: str, requests: list[dict[str, Any]], posted: dict[str, Any], screen: Screen, *, json: bool
+) -> Exit:
+    """Says what the run waits for and how that is answered; the exit code."""
+    if json:
+        print_json({**posted, "run": run_id, "status": "waiting", "requests": requests})
+    for request in () if json else requests:
+        screen.hint(how_to_answer(request))
+    return Exit.WAITING
+
+
+def how_to_answer(request: dict[str, Any]) -> str:
+    """The command that answers it."""
+    name = request["request"]
+    if request["kind"] == "approval":
+        return f"turnstream approve {name}, or: turnstream deny {name} --reason '…'"
+    return f"turnstream answer {name} {shlex.quote((request.get('choices') or ['…'])[0])}"
 
 
 async def _ended_before(client: Client, run_id: str, after: int) -> Exit | None:
@@ -161,10 +235,10 @@ def notice(text: str) -> None:
 
 
 def _about(event: Event, number: int) -> bool:
-    """Whether the event is the run's: one of it, or the message that asks for it."""
+    """Whether the event is the run's: one of it, a message that went to it, or the end of its session."""
     data = event.data
-    routed = data.get("starts") or data.get("queued") or {}
-    return number in (data.get("run"), routed.get("run"))
+    routed = next((data[how] for how in ("starts", "queued", "steers", "answers") if data.get(how)), {})
+    return event.type == DELETED or number in (data.get("run"), routed.get("run"))
 
 
 def _outcome(event: Event) -> dict[str, Any]:
@@ -174,7 +248,7 @@ def _outcome(event: Event) -> dict[str, Any]:
     return {"status": "cancelled", **said, "output": event.data.get("content", ""), "seq": event.seq}
 
 
-async def _post(client: Client, session: str, text: str, fields: dict[str, str | None]) -> dict[str, Any]:
+async def post_text(client: Client, session: str, text: str, fields: Mapping[str, str | None]) -> dict[str, Any]:
     """Posts to the session, which is opened if it is not there (a child's, which nobody opens, must be)."""
     given = {name: value for name, value in fields.items() if value is not None}
     if may_open(session):

@@ -38,7 +38,11 @@ def config(*, json: bool = False) -> None:
     json
         Print one line of JSON a setting.
     """
-    rows = settings_file.explain(settings_file.load(), {}, os.environ)
+    from turnstream_api.policies import of_server
+
+    settings = settings_file.load()
+    of_server(settings)  # refuses a policy that no service would start with
+    rows = settings_file.explain(settings, {}, os.environ)
     if json:
         for row in rows:
             show.print_json(row._asdict())

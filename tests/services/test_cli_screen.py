@@ -121,7 +121,7 @@ def test_every_kind_of_event_has_its_line() -> None:
     )
     for part in (
         "session opened  #1",
-        "user:ann: hi  queued run 1 #2",
+        "user:ann: hi  queued as run 1 #2",
         "run 1 started  attempt 2, recovery #3",
         'add({"a":1})',
         "1.5 s #5",
