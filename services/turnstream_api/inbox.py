@@ -4,12 +4,19 @@ The body is plain text, or the JSON object that `post_message` takes. The idempo
 else `Nats-Msg-Id` (the broker itself, whatever the subjects, keeps only the first of two messages with one id within
 a tenth of a second), else the body's `message_id`, else the message's place in the inbox. An unknown session is
 opened, with the policy that the settings say (`inbox_on_busy`), for nobody is there to read a 409.
+
+What comes for a deleted session is refused, and what it says is not kept anywhere.
 """
+
+from typing import Final
 
 import msgspec
 
 from turnstream import ids, subjects
-from turnstream.ids import SessionKey
+from turnstream.ids import DEFAULT_AGENT, SessionKey
+from turnstream.log.base import Unavailable
+from turnstream.session.events import PolicyData
+from turnstream.session.policy import resolve
 from turnstream.telemetry import TRACEPARENT, parse_traceparent
 from turnstream.wire.inbox import Letter, Refused, TryAgain
 from turnstream_api import checks, messages
@@ -39,7 +46,24 @@ class Postbox:
                 raise TryAgain(problem.detail) from error
             if problem.code == "internal_error" and not isinstance(error, Problem):
                 raise
+            if await self._is_deleted(letter):
+                raise Refused("not_found", checks.no_session(letter.session).detail, keep=False) from error
             raise Refused(problem.code, problem.detail) from error
+
+    async def _is_deleted(self, letter: Letter) -> bool:
+        if not ids.is_name(letter.account) or not ids.is_session(letter.session):
+            return False
+        try:
+            session = await self._api.sessions.load(SessionKey(letter.account, letter.session))
+        except Unavailable as error:
+            raise TryAgain(str(error)) from error
+        return session.deleted is not None
+
+    def _policy(self, agent: str | None) -> PolicyData | None:
+        """Of a session that is opened by it: nobody is there to read a refusal."""
+        spec = self._api.specs.get(agent or DEFAULT_AGENT)
+        refuses = spec is None or resolve(spec.policy).on_busy == "reject"
+        return QUEUE if refuses and self._api.settings.inbox_on_busy == "queue" else None
 
     async def _post(self, letter: Letter) -> None:
         if not ids.is_name(letter.account):
@@ -56,12 +80,13 @@ class Postbox:
             idempotency_key=place if given is None else idempotency_key(given.encode()),
             traceparent=parse_traceparent(letter.headers.get(TRACEPARENT)),
         )
-        opens = checks.opens(
-            agent=None, title=None, metadata=None, policy=None, on_busy=self._api.settings.inbox_on_busy
-        )
+        opens = checks.opens(agent=None, title=None, metadata=None, policy=self._policy(request.agent))
         key = SessionKey(letter.account, letter.session)
         request = msgspec.structs.replace(request, wait=0.0)
         await messages.post(self._api, caller, key, request, opens if ids.may_open(letter.session) else None)
+
+
+QUEUE: Final = PolicyData(on_busy="queue")
 
 
 def _fields(data: bytes) -> dict[str, object]:

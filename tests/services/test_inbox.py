@@ -15,6 +15,10 @@ from turnstream import subjects
 from turnstream.broker.connection import Broker
 from turnstream.broker.declare import declare
 from turnstream.broker.server import NatsServer
+from turnstream.ids import SessionKey
+from turnstream.log.handle import Sessions
+from turnstream.log.jetstream import JetStreamLog
+from turnstream.session.commands import DeleteSession, Origin
 from turnstream.wire import inbox
 from turnstream.wire.inbox import Inbox, Letter, Refused, TryAgain
 
@@ -122,7 +126,7 @@ async def test_what_cannot_be_taken_goes_to_refused_with_the_reason(api: Running
         "surrogate": (b'{"content":"\\ud800"}', {}, "invalid", "surrogate"),
         "role": ({"content": "x", "role": "tool"}, {}, "invalid", "role"),
         "nothing": ({"text": "x"}, {}, "invalid", "text"),
-        "steer": ({"content": "x", "on_busy": "steer"}, {}, "not_available", "on_busy"),
+        "busy-word": ({"content": "x", "on_busy": "wait"}, {}, "invalid", "on_busy"),
         "agent": ({"content": "x", "agent": "nobody"}, {}, "agent_not_found", "nobody"),
         "large": ("x" * 70_000, {}, "too_large", "65536"),
         "actor": ("x", {"ts_actor": "system"}, "invalid", "ts-actor"),
@@ -281,6 +285,87 @@ async def test_what_a_process_held_at_its_end_is_given_to_another_at_once(desk: 
             await eventually(lambda: sorted(other.taken) == ["0", "1", "2", "3", "4"])
     finally:
         await other.close()
+
+
+# --- what is left of a message ------------------------------------------------------------------------------------
+
+
+def left_of(server: NatsServer, word: bytes) -> set[str]:
+    """The files of the broker that hold this word."""
+    return {file.name for file in server.store.rglob("*.blk") if word in file.read_bytes()}
+
+
+async def test_s59_a_message_that_was_taken_leaves_nothing(desk: Desk, own_nats: NatsServer) -> None:
+    """Also while another one waits, so that its place in the file is not given up."""
+    broker = desk.broker
+    await publish(broker, "acme", "s1", "marzipan")
+    await eventually(lambda: desk.taken == ["marzipan"])
+    desk.hold = asyncio.Event()
+    await publish(broker, "acme", "s1", "nougat")
+    await eventually(lambda: desk.tries == 2)
+    await eventually(lambda: not left_of(own_nats, b"marzipan"), what="nothing left of it")
+    assert left_of(own_nats, b"nougat")
+    desk.hold.set()
+    await eventually(lambda: not left_of(own_nats, b"nougat"), what="nothing left of it")
+    assert await unfinished(broker) == 0
+
+
+async def test_s59_many_messages_leave_nothing_once_they_are_all_taken(own_nats: NatsServer) -> None:
+    """Most of them are acknowledged only."""
+    broker = await connect(own_nats.url)
+    await declare(broker, replicas=1, consumers=(subjects.INBOX_CONSUMER,))
+    count = 5 * inbox.CALM
+    for number in range(count):
+        await broker.publish(f"ts.inbox.acme.s{number % 20}", b"marzipan")
+    await eventually(lambda: _has(broker, count), what="all of them stored")
+    assert left_of(own_nats, b"marzipan")
+    desk = Desk(broker)
+    await eventually(lambda: len(desk.taken) == count, what="all of them taken")
+    await eventually(lambda: _done(broker))
+    await eventually(lambda: not left_of(own_nats, b"marzipan"), what="nothing left of them")
+    await desk.close()
+    await broker.close()
+
+
+async def _has(broker: Broker, count: int) -> bool:
+    return await unfinished(broker) == count
+
+
+async def test_s59_what_waits_and_what_was_refused_can_be_erased(desk: Desk, own_nats: NatsServer) -> None:
+    broker, key = desk.broker, SessionKey("acme", "s1")
+    desk.refuse = "marzipan"
+    await publish(broker, "acme", "s1", "marzipan")
+    await publish(broker, "acme", "s2", "marzipan")
+    await eventually(lambda: desk.tries == 2)
+    await eventually(lambda: _done(broker))
+    desk.hold = asyncio.Event()
+    await publish(broker, "acme", "s1", "nougat")
+    await eventually(lambda: desk.tries == 3)
+    await inbox.forget(broker, key)
+    assert len(await refused(broker, "acme")) == 1, "that of the other session"
+    assert left_of(own_nats, b"marzipan") and not left_of(own_nats, b"nougat")
+    await inbox.forget(broker, SessionKey("acme", "s2"))
+    assert not left_of(own_nats, b"marzipan")
+    desk.hold.set()
+    await eventually(lambda: desk.taken == ["nougat"], what="what is in hand to be dealt with all the same")
+
+
+async def test_s31_what_comes_for_a_deleted_session_is_not_kept(api: Running) -> None:
+    await api.open("gone")
+    key = SessionKey(api.account, "gone")
+    origin = Origin(id="delete", actor="user:ann", time=api.broker.clock.now())
+    sessions = Sessions(JetStreamLog(api.broker), now=api.broker.clock.now)
+    await sessions.handle(key, DeleteSession(origin=origin, specs={}, mode="erase"))
+    for name, body in (("marzipan", "marzipan"), ("m2", {"content": "x", "on_busy": "marzipan"})):
+        seq = await publish(api.broker, api.account, "gone", body, Nats_Msg_Id=name)
+
+        async def answered(seq: int = seq) -> Msg | None:
+            found = await refused(api.broker, api.account)
+            return found[0] if found and (found[0].headers or {})[inbox.ORIGIN] == str(seq) else None
+
+        message = await eventually(answered)
+        assert (message.headers or {})[inbox.CODE] == "not_found"
+        assert "marzipan" not in f"{message.headers} {message.data}"
 
 
 async def test_what_is_worked_on_for_long_is_not_given_to_another(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
