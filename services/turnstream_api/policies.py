@@ -12,6 +12,7 @@ from msgspec import Meta
 from turnstream.session.errors import Rejected
 from turnstream.session.events import NO_POLICY, PolicyData, Spec
 from turnstream.session.policy import CHOICES, NOT_AVAILABLE, parse_policy, resolve
+from turnstream.session.policy import Policy as Resolved
 from turnstream.settings import Settings, SettingsError
 
 
@@ -77,10 +78,15 @@ def of_server(settings: Settings) -> PolicyData:
         raise SettingsError(error.message) from None
 
 
-def in_force(settings: Settings, spec: Spec | None, own: PolicyData) -> PolicyData:
-    """Every field of a session's policy with the value that holds: of what the server and the agent (`spec`; None: it
-    is not there any more) say, and then the session itself. It may be given as a policy again."""
-    policy = resolve(spec.policy if spec else of_server(settings), own)
+def in_force(settings: Settings, spec: Spec | None, own: PolicyData) -> Resolved:
+    """What holds in a session: what the server and the agent (`spec`; None: it is not there any more) say, and then the
+    session itself."""
+    return resolve(spec.policy if spec else of_server(settings), own)
+
+
+def shown(policy: Resolved) -> PolicyData:
+    """Every field with its value, as JSON has it. It may be given as a policy again: a value that this release does not
+    offer is what is done instead."""
     found: dict[str, object] = {}
     for name in CHOICES:
         if name == "preset":

@@ -135,7 +135,7 @@ class ReadSteps(Read, frozen=True, kw_only=True):
 
 
 async def read_steps(api: Api, caller: Caller, request: ReadSteps) -> Answer:
-    """The run's waterfall: model calls and tools, with begin, end, usage."""
+    """The run's waterfall: model calls, tools and waits for a person, with begin, end, usage."""
     await checks.shown(api, request.after)
 
     async def look() -> steps_view.Steps | None:

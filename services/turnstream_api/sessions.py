@@ -156,7 +156,7 @@ async def get_session(api: Api, caller: Caller, request: GetSession) -> Answer:
     if found is None:
         raise Problem("projection_behind", f"the views do not show session {key.session} yet")
     policy = policies.in_force(api.settings, api.specs.get(found.agent), found.policy)
-    body = Session(**msgspec.structs.asdict(found), effective_policy=policy)
+    body = Session(**msgspec.structs.asdict(found), effective_policy=policies.shown(policy))
     return Answer(body=body, seq=found.seq)
 
 
@@ -246,7 +246,9 @@ async def read_history(api: Api, caller: Caller, request: ReadHistory) -> Answer
         session, events = await api.sessions.events(key)
         if not session.exists:
             raise checks.no_session(request.session)
-        return Answer(body=ModelHistory(messages=history.build(events), seq=session.seq), seq=session.seq)
+        policy = policies.in_force(api.settings, api.specs.get(session.agent_name), session.policy)
+        messages = history.build(events, policy=policy)
+        return Answer(body=ModelHistory(messages=messages, seq=session.seq), seq=session.seq)
     await checks.shown(api, request.after)
     after = request.cursor or 0
     page = await history_view.page(api.views, key, after, request.limit)

@@ -155,7 +155,7 @@ async def runs_cancel(run: str, *, reason: str = "", json: bool = False, connect
 
 
 async def steps(run: str, *, json: bool = False, connect: Connect = HERE) -> None:
-    """Show a run's model calls and tools as a waterfall.
+    """Show a run's model calls, tools and waits as a waterfall.
 
     Parameters
     ----------

@@ -37,6 +37,8 @@ STYLES = {
     "denied": "yellow",
     "expired": "yellow",
 }
+_MARKS = {"model": "◆", "tool": "⚙", "wait": "?"}
+"""Of a run's steps."""
 
 
 def printable(text: str) -> str:
@@ -106,7 +108,7 @@ def duration(millis: float | None) -> str:
 
 
 def waterfall(out: Console, steps: Sequence[Mapping[str, Any]]) -> None:
-    """The run's model calls and tools, one a line, each a bar on the time axis of the whole run."""
+    """The run's model calls, tools and waits, one a line, each a bar on the time axis of the whole run."""
     if not steps:
         out.print("no steps yet", style="dim")
         return
@@ -123,7 +125,7 @@ def waterfall(out: Console, steps: Sequence[Mapping[str, Any]]) -> None:
         start = min(int((step["began_at"] - begin) * scale), width - 1)
         length = max(1, min(round(((ended or end) - step["began_at"]) * scale), width - start))
         bar = Text(" " * start + "━" * length, style=STYLES.get(step["status"], "cyan"))
-        what = ("⚙ " if step["kind"] == "tool" else "◆ ") + printable(step["name"])
+        what = f"{_MARKS.get(step['kind'], '·')} {printable(step['name'])}"
         took = duration(ended - step["began_at"]) if ended else "…"
         grid.add_row(str(step["attempt"]), str(step["step"]), what, styled(step["status"]), took, bar)
     out.print(grid)

@@ -107,6 +107,36 @@ async def test_a04_rejoining_a_finished_run_gives_what_is_missing_and_says_that_
             assert feed.ids == missing
 
 
+async def test_a_session_that_is_deleted_ends_whatever_is_about_it(api: Running) -> None:
+    """The feed and the stream of a run."""
+    await api.open("s1")
+    body = {"content": "hello"}
+    async with (
+        api.feed("s1") as feed,
+        api.feed("s1", method="POST", path="/v1/sessions/s1/messages", json=body) as stream,
+    ):
+        await feed.until("caught-up")
+        await stream.until("caught-up")
+        await api.hand.start("s1.1")
+        await api.hand.delete("s1")
+        assert [frame.event for frame in await stream.rest()] == ["run.started", "session.deleted"]
+        *_, deleted, bye = await feed.rest()
+        assert (deleted.event, bye.event) == ("session.deleted", "bye")
+        assert json.loads(bye.data) == {"seq": int(deleted.id or 0), "reason": "deleted"}
+    for path in ("/v1/sessions/s1/events", "/v1/runs/s1.1/wait"):
+        assert (await api.http.get(path)).status_code == 404
+
+
+async def test_a_session_that_is_deleted_ends_the_wait_for_its_run(api: Running) -> None:
+    await api.open("s1")
+    asked = asyncio.create_task(api.post("/v1/sessions/s1/messages?wait=20", {"content": "hello"}))
+    while not (await api.http.get("/v1/sessions/s1/queue")).json()["items"]:
+        pass
+    await api.hand.delete("s1")
+    outcome = (await asked).json()["outcome"]
+    assert (outcome["status"], outcome["reason"]) == ("cancelled", "session_deleted")
+
+
 async def test_a05_readers_do_not_share_and_do_not_harm_each_other(api: Running) -> None:
     await api.open("s1")
     async with api.feed("s1") as one:

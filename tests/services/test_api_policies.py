@@ -300,6 +300,22 @@ async def test_who_may_not_start_a_turn_is_stored_and_starts_none(api: Running) 
     assert (await api.say("s1", author="user:ann"))["routed"] == "started"
 
 
+async def test_what_a_model_would_get_is_by_the_policy_in_force(api: Running) -> None:
+    for session, policy, kinds in (
+        ("whole", {}, ["user", "assistant", "tool", "assistant"]),
+        ("pairs", {"preset": "memory"}, ["user", "assistant"]),
+        ("bare", {"history": {"tools": "none"}}, ["user", "assistant"]),
+    ):
+        await api.open(session, policy=policy)
+        await running(api, session)
+        await api.hand.ask(f"{session}.1", {"prompt": "Which one?"})
+        await api.post(f"/v1/runs/{session}.1/input", {"answer": "left"})
+        await api.hand.resume(f"{session}.1")
+        await api.hand.end(f"{session}.1", "the left one")
+        page = (await api.http.get(f"/v1/sessions/{session}/history?as=model")).json()
+        assert [message["type"] for message in page["messages"]] == kinds, session
+
+
 # --- refused by name ----------------------------------------------------------------------------------------------
 
 NONSENSE: list[tuple[dict[str, Any], str]] = [

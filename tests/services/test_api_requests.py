@@ -90,6 +90,39 @@ async def test_waiting_is_no_end_of_the_runs_stream(api: Running) -> None:
         assert [frame.event for frame in await feed.rest()] == ["run.started", "tool.returned", "run.ended"]
 
 
+async def test_everything_that_waits_for_a_person_is_listed(viewed: Running) -> None:
+    await asks(viewed, QUESTION | {"choices": ("left", "right")}, APPROVAL)
+    await asks(viewed, QUESTION, session="s2")
+    last = (await viewed.post("/v1/requests/s1.1.q1/answer", {"answer": "left"})).json()["seq"]
+
+    async def ids(**given: Any) -> list[str]:
+        page = await viewed.http.get("/v1/requests", params={"after": last, **given})
+        assert page.status_code == 200, page.text
+        return [item["id"] for item in page.json()["items"]]
+
+    assert await ids() == ["s2.1.q1", "s1.1.q2"]
+    assert await ids(state="any") == ["s2.1.q1", "s1.1.q2", "s1.1.q1"]
+    assert await ids(state="answered") == ["s1.1.q1"]
+    assert await ids(session="s1") == ["s1.1.q2"] and await ids(run="s2.1") == ["s2.1.q1"]
+    assert await ids(kind="approval") == ["s1.1.q2"]
+    page = (await viewed.http.get("/v1/requests?limit=1")).json()
+    rest = (await viewed.http.get("/v1/requests", params={"limit": 1, "cursor": page["next"]})).json()
+    assert [item["id"] for item in (*page["items"], *rest["items"])] == ["s2.1.q1", "s1.1.q2"]
+    assert (await viewed.http.get("/v1/requests?cursor=x")).json()["code"] == "invalid_cursor"
+    shown = (await viewed.http.get("/v1/requests?state=answered")).json()["items"][0]
+    assert (shown["answer"], shown["by"], shown["choices"]) == ("left", "client:http", ["left", "right"])
+
+
+async def test_a71_a_run_that_waits_is_waiting_wherever_one_looks(viewed: Running) -> None:
+    await asks(viewed, QUESTION)
+    last = (await viewed.http.get("/v1/runs/s1.1/wait?timeout=0")).json()["seq"]
+    for path in ("/v1/runs/s1.1", "/v1/sessions/s1"):
+        assert (await viewed.http.get(path, params={"after": last})).json()["status"] == "waiting"
+    for path in ("/v1/runs", "/v1/sessions"):
+        listed = (await viewed.http.get(path, params={"status": "waiting"})).json()["items"]
+        assert [item["status"] for item in listed] == ["waiting"]
+
+
 # --- answering ----------------------------------------------------------------------------------------------------
 
 

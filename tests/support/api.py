@@ -16,7 +16,7 @@ from turnstream.broker.connection import Broker
 from turnstream.ids import SessionKey, uuid7
 from turnstream.log.handle import Handled, Sessions
 from turnstream.log.jetstream import JetStreamLog
-from turnstream.session.commands import Origin, PostMessage, RecordFact, RunFact, StartRun
+from turnstream.session.commands import DeleteSession, Origin, PostMessage, RecordFact, RunFact, StartRun
 from turnstream.session.events import (
     Ask,
     ModelReplied,
@@ -99,6 +99,10 @@ class Hand:
             status = "denied" if call.asks == "approval" and call.closed != "approved" else "ok"
             fact = ToolReturned(run=live.n, attempt=live.attempt, call_id=call.id, status=status)
             await self.say(run, fact)
+
+    async def delete(self, session: str) -> Handled:
+        command = DeleteSession(origin=self._origin(), specs={}, active="cancel")
+        return await self.sessions.handle(self.key(session), command)
 
     async def notices(self, session: str, count: int, text: str = "notice") -> list[int]:
         """Appends so many events; their sequences."""
