@@ -26,15 +26,17 @@ from turnstream.log.jetstream import JetStreamLog
 from turnstream.settings import Settings
 from turnstream.telemetry import metrics
 from turnstream.wire.blobs import Blobs
+from turnstream.wire.checkpoints import Checkpoints
 from turnstream.wire.live import Live
 from turnstream.wire.timers import Timers
 from turnstream.wire.work import Work
 from turnstream_runner import dispatch
 from turnstream_runner.dispatch import Dispatch
-from turnstream_runner.drive import Equipment
+from turnstream_runner.equipment import Equipment
+from turnstream_runner.erase import Eraser
 from turnstream_runner.leases import Leases
 from turnstream_runner.models.registry import Models
-from turnstream_runner.perform import Roles
+from turnstream_runner.roles import Roles
 from turnstream_runner.room import Room
 from turnstream_runner.runner import Runner
 from turnstream_runner.tools.registry import Tools
@@ -72,8 +74,9 @@ async def serve(settings: Settings, *, stop: asyncio.Event, ready: Callable[[], 
 
 
 def _runner(settings: Settings, broker: Broker, roles: Roles, models: Models) -> Runner:
+    log = JetStreamLog(broker, append_timeout=settings.append_timeout, tombstone=settings.tombstone)
     sessions = Sessions(
-        JetStreamLog(broker, append_timeout=settings.append_timeout),
+        log,
         now=broker.clock.now,
         keep_bytes=KEEP_BYTES,
         on_append=metrics.appended,
@@ -88,6 +91,8 @@ def _runner(settings: Settings, broker: Broker, roles: Roles, models: Models) ->
         work=Work(broker),
         live=Live(broker),
         blobs=Blobs(broker),
+        checkpoints=Checkpoints(broker),
+        eraser=Eraser(broker, log),
         room=Room(settings.event_max),
         now=broker.clock.now,
     )

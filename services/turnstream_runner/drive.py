@@ -5,50 +5,57 @@ What there is to do is `plan`'s affair and what may be stored is `decide`'s. A c
 took over are not handled here case by case: the plan changes, and what is in flight and no longer planned is called
 off. A drive whose run is another's now stops and sends nothing. A drive that dies loses nothing but its time.
 
-An instant turn costs one read and two appends. Only when something is in flight for longer than `PATIENCE` does the
-drive follow the session's feed and set an alarm for the deadline.
+An instant turn costs one read and two appends. Only when something is in flight for longer than a moment (`patience`)
+does the drive follow the session's feed and set an alarm for the deadline.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import msgspec
 
-from turnstream.ids import SessionKey, derive, digest
-from turnstream.log.handle import Sessions
-from turnstream.session import history
-from turnstream.session.commands import RecordFact, RunFact, StartRun
+from turnstream.ids import SessionKey, derive
+from turnstream.session.commands import EraseSession, ExpireRequest, RunFact, StartRun
 from turnstream.session.events import (
-    Blob,
     Error,
     ModelReplied,
-    Recorded,
     RunEnded,
     RunReleased,
     RunStarted,
+    RunSteered,
+    RunWaiting,
     ToolReturned,
-    ToolStarted,
 )
-from turnstream.session.plan import CallModel, CallTool, Effect, End, Settle, Start, blocked_by, close, next_due, plan
+from turnstream.session.plan import (
+    CallModel,
+    CallTool,
+    Effect,
+    End,
+    Erase,
+    Expire,
+    Park,
+    Return,
+    Settle,
+    Start,
+    Steer,
+    blocked_by,
+    end,
+    next_due,
+    plan,
+)
 from turnstream.session.plan import Drive as Identity
 from turnstream.session.state import Run, Session
 from turnstream.telemetry import metrics
-from turnstream.wire.blobs import Blobs
-from turnstream.wire.live import Live, Speech
-from turnstream.wire.work import Work
+from turnstream_runner.attempt import Attempt, put
+from turnstream_runner.equipment import Equipment
 from turnstream_runner.ledger import Ledger, persist
-from turnstream_runner.models.registry import Models
-from turnstream_runner.perform import ModelCall, Partial, Role, Roles, ToolUse
-from turnstream_runner.room import Put, Room
+from turnstream_runner.patience import Patience
+from turnstream_runner.perform import Partial
 
-PATIENCE: Final = 0.025
-"""Seconds that something may be in flight before the drive follows the feed."""
-LATE: Final = 0.005
-"""Seconds by which the loop is late when it is busy: what is in flight then has not had its chance to end."""
-INDULGENCE: Final = 10
-"""How often a busy loop prolongs the drive's patience."""
+NEAR: Final = 1000
+"""Milliseconds until something falls due that are waited for at the end of a drive: its timer may have been early."""
 CALL_OFF: Final = 1.0
 """Seconds that what is called off gets to stop."""
 
@@ -64,20 +71,6 @@ class Outcome(Enum):
     """The run that this drive had started is another's now: send nothing."""
     HANDED_BACK = auto()
     """The runner shuts down and nothing was started: deliver again at once."""
-
-
-class Equipment(msgspec.Struct, frozen=True, kw_only=True):
-    """What every drive of a runner works with. `now` is the broker's time in milliseconds."""
-
-    runner: str
-    sessions: Sessions
-    roles: Roles
-    models: Models
-    work: Work
-    live: Live
-    blobs: Blobs
-    room: Room
-    now: Callable[[], int]
 
 
 class Drive:
@@ -105,17 +98,14 @@ class Drive:
             now=equipment.now,
             stir=self._stir.set,
         )
-        self._mine: int | None = None
-        """The run that this drive has started and neither ended nor released."""
-        self._role: Role | None = None
-        self._speech: Speech | None = None
-        self._partial = Partial()
+        self._attempt: Attempt | None = None
+        """Of the run that this drive has started, and that neither waits nor has ended or been released since."""
         self._in_flight: dict[str, asyncio.Task[RunFact | None]] = {}
         self._doubtful = False
         self._draining = False
         self._grace_over = False
         self._released = False
-        self._patience: asyncio.TimerHandle | None = None
+        self._patience = Patience(self._settle_down)
         self._alarm: asyncio.TimerHandle | None = None
 
     @property
@@ -132,6 +122,8 @@ class Drive:
     def drain(self) -> None:
         """Shut down: begin nothing, give up model calls, wait for tools."""
         self._draining = True
+        if self._attempt:
+            self._attempt.drain()
         self._stir.set()
 
     def end_grace(self) -> None:
@@ -150,15 +142,18 @@ class Drive:
                 await self._take_results()
                 if self._doubtful:
                     await self._look()
-                if self._mine is not None and not self._owns(self._mine):
-                    self._fall_silent()
-                    return Outcome.FENCED
+                if self._attempt and not self._owns(self._attempt.n):
+                    self._attempt.fall_silent()
+                    if not self._session.deleted:
+                        metrics.fenced.inc()
+                        return Outcome.FENCED
+                    self._attempt = None
                 effects = plan(self._session, self._equipment.now(), self._identity)
                 await self._call_off(effects)
                 if await self._begin(effects):
                     continue
                 if self._in_flight:
-                    self._be_patient()
+                    self._patience.begin()
                     await self._stir.wait()
                 elif (outcome := await self._finish(effects)) is not None:
                     return outcome
@@ -173,11 +168,6 @@ class Drive:
         run = self._session.run(n)
         return run is not None and self._identity.owns(self._session, run)
 
-    def _fall_silent(self) -> None:
-        metrics.fenced.inc()
-        if self._speech:
-            self._speech.silence()
-
     async def _take_results(self) -> None:
         """Stores the facts that calls have come to. Raises what broke."""
         self._ledger.check_watch()
@@ -185,21 +175,24 @@ class Drive:
             if task.done():
                 del self._in_flight[key]
                 if not task.cancelled() and (fact := task.result()) is not None:
-                    await self._record(key, derive(key, fact.attempt), fact)
+                    await self._record(key, fact)
 
     async def _look(self) -> None:
         await self._ledger.look()
-        if self._mine is not None and self._owns(self._mine):
+        if self._attempt and self._owns(self._attempt.n):
             self._doubtful = False
             await self._confirm()
 
     async def _call_off(self, effects: Sequence[Effect]) -> None:
-        """Cancels what is in flight and no longer planned, or not to go on while the runner shuts down."""
+        """Cancels what is in flight and no longer planned, or not to go on while the runner shuts down. A message that
+        steers a run does not call its model off: the next call carries it."""
         planned = {effect.key: effect for effect in effects}
+        steered = any(isinstance(effect, Steer) for effect in effects)
         off: list[str] = []
         for key in self._in_flight:
             effect = planned.get(key)
-            if effect is None or (self._draining and (self._grace_over or isinstance(effect, CallModel))):
+            may_go_on = isinstance(effect, CallTool) and not self._grace_over
+            if (not may_go_on) if self._draining else (effect is None and not steered):
                 off.append(key)
         if off:
             await self._cancel(off)
@@ -217,19 +210,20 @@ class Drive:
             if effect.key in self._in_flight:
                 continue
             match effect:
-                case Settle():
-                    await self._settle(effect)
-                    return True
-                case End():
-                    await self._end(effect)
+                case Steer() if self._in_flight:
+                    pass
+                case Settle() | Return() | Steer() | Park() | Expire() | End():
+                    await self._do_at_once(effect)
                     return True
                 case Start() if not self._draining:
                     await self._start(effect)
                     return True
+                case Erase() if not self._draining:
+                    self._launch(effect.key, self._erase(effect))
                 case CallModel() if not self._draining:
-                    self._launch(effect.key, self._call_model(effect))
+                    self._launch(effect.key, self._mine.call_model(effect, self._run(effect.run)))
                 case CallTool() if not self._draining:
-                    self._launch(effect.key, self._call_tool(effect))
+                    self._launch(effect.key, self._mine.call_tool(effect))
                 case _:
                     pass
         return False
@@ -243,50 +237,50 @@ class Drive:
         """Nothing is in flight and nothing can be begun. None: plan again."""
         if self._released:
             return Outcome.DONE
-        if self._draining and self._mine is not None:
-            await self._release(self._mine)
+        if self._draining and self._attempt:
+            await self._release(self._attempt.n)
             return None
         if self._draining and effects:
             return Outcome.HANDED_BACK
-        held = blocked_by(self._session, self._identity)
-        if held is None or held.work in self._identity.gone:
-            return Outcome.DONE
-        if held.work == self._identity.wake.work:
+        held = [wake.work for wake in blocked_by(self._session, self._identity)]
+        if self._identity.wake.work in held:
             return Outcome.HELD
-        if self._is_here(held.work) or await persist(lambda: self._equipment.work.exists(held.work, self.key)):
+        gone = [work for work in held if work not in self._identity.gone and await self._is_gone(work)]
+        if gone:
+            self._identity = msgspec.structs.replace(self._identity, gone=self._identity.gone.union(gone))
+            return None
+        due = next_due(self._session, self._identity)
+        wait = None if due is None else due - self._equipment.now()
+        if wait is None or wait > NEAR:
             return Outcome.DONE
-        self._identity = msgspec.structs.replace(self._identity, gone=self._identity.gone | {held.work})
+        await asyncio.sleep(max(wait, 1) / 1000)  # the timer went off, by its own clock, a little early
+        await self._ledger.look()
         return None
 
-    def _be_patient(self, left: int = INDULGENCE) -> None:
-        if self._patience is None:
-            loop = asyncio.get_running_loop()
-            until = loop.time() + PATIENCE
-            self._patience = loop.call_at(until, self._lose_patience, until, left)
-
-    def _lose_patience(self, until: float, left: int) -> None:
-        self._patience = None
-        if left and asyncio.get_running_loop().time() > until + LATE:
-            self._be_patient(left - 1)
-        elif self._in_flight:
-            self._settle_down()
+    async def _is_gone(self, work: int) -> bool:
+        """Whether nobody works on this wake-up any more."""
+        return not self._is_here(work) and not await persist(lambda: self._equipment.work.exists(work, self.key))
 
     def _settle_down(self) -> None:
         """This takes longer: follow the feed, mind the deadline, hold nothing that can be read again."""
+        if not self._in_flight:
+            return
         self._ledger.forget_events()
         self._ledger.watch()
-        if self._alarm is None and (due := next_due(self._session)) is not None:
-            wait = max(due - self._equipment.now(), 0) / 1000
-            self._alarm = asyncio.get_running_loop().call_later(wait, self._ring)
+        self._disarm()
+        run = self._session.run(self._attempt.n) if self._attempt else None
+        if run and run.deadline is not None:
+            wait = max(run.deadline - self._equipment.now(), 0) / 1000
+            self._alarm = asyncio.get_running_loop().call_later(wait, self._stir.set)
 
-    def _ring(self) -> None:
-        self._alarm = None
-        self._stir.set()
+    def _disarm(self) -> None:
+        if self._alarm:
+            self._alarm.cancel()
+            self._alarm = None
 
     async def _close(self) -> None:
-        for handle in (self._patience, self._alarm):
-            if handle:
-                handle.cancel()
+        self._patience.end()
+        self._disarm()
         if self._in_flight:
             await self._cancel(tuple(self._in_flight))
         await self._ledger.close()
@@ -300,7 +294,7 @@ class Drive:
         if role is None:
             message = f"agent {spec.agent}, version {spec.version}, is not known to this runner"
             error = Error(code="agent_not_found", message=message)
-            await self._begin(close(self._session, run, "failed", error))
+            await self._end(end(self._session, run, "failed", error))
             return
         started = RunStarted(
             run=run.n,
@@ -313,123 +307,135 @@ class Drive:
         )
         origin = await self._ledger.origin(run, self._identity.start_id(self._session, run.n, effect.attempt))
         command = StartRun(origin=origin, started=started, gone=self._identity.gone)
-        if not await self._ledger.store(effect.key, command):
+        if await self._ledger.store(effect.key, command) is None:
             return
-        self._mine, self._role = run.n, role
-        self._speech = self._equipment.live.speak(self.key, run.n, effect.attempt)
-        self._partial = Partial()
-        if effect.trigger == "message":
+        self._attempt = Attempt(self._equipment, self._ledger, run, effect.attempt, role)
+        if self._draining:
+            self._attempt.drain()
+        if not run.taken:
             metrics.queue_seconds.observe(max(self._equipment.now() - run.requested_at, 0) / 1000)
         elif effect.trigger == "recovery":
             metrics.recoveries.inc()
 
-    async def _call_model(self, effect: CallModel) -> RunFact:
-        run = self._run(effect.run)
-        assert self._role is not None and self._speech is not None  # only a run of ours is called for
-        events = await self._ledger.events()
-        call = ModelCall(
-            key=self.key,
-            run=run,
-            effect=effect,
-            role=self._role,
-            messages=history.build(events, run.n),
-            used=_call_ids(events, run.n) if run.steps else (),
-            traceparent=(await self._ledger.request(run)).traceparent,
-        )
-        del events
-        fact = await call.perform(self._equipment.models, self._speech, self._partial)
-        if isinstance(fact, ModelReplied):
-            return self._equipment.room.for_reply(fact)
-        return await self._equipment.room.for_end(fact, self._put(f"{run.n}.{effect.attempt}.{effect.step}"))
-
-    async def _call_tool(self, effect: CallTool) -> RunFact | None:
-        """None: the runner shut down before the call's turn came."""
-        assert self._role is not None and self._speech is not None  # only a run of ours is called for
-        tools = self._role.tools
-        call = await self._ledger.call(effect.reply_seq, effect.call.id)
-        async with tools.turn(call.name, f"{self.key.account}/{self.key.run(effect.run)}"):
-            if self._draining:
-                return None
-            if not tools.is_idempotent(call.name) and effect.call.started != effect.attempt:
-                fact = ToolStarted(run=effect.run, attempt=effect.attempt, call_id=call.id)
-                if not await self._record(effect.key, derive(effect.key, effect.attempt, "started"), fact):
-                    return None
-            about = msgspec.json.encode({"call_id": call.id, "name": call.name}).decode()
-            await self._speech.mark(effect.step, "tool", about)
-            fact = await ToolUse(key=self.key, effect=effect, arguments=call.arguments).perform(tools)
-        name = f"{effect.run}.{effect.attempt}.{effect.step}.{digest(call.id.encode())}"
-        return await self._equipment.room.for_result(fact, self._put(name))
-
-    async def _settle(self, effect: Settle) -> None:
-        fact = ToolReturned(
-            run=effect.run, attempt=effect.attempt, call_id=effect.call.id, status=effect.status, error=effect.why
-        )
-        await self._record(effect.key, derive(effect.key, effect.attempt), fact)
+    async def _do_at_once(self, effect: Settle | Return | Steer | Park | Expire | End) -> None:
+        match effect:
+            case Settle():
+                fact = ToolReturned(
+                    run=effect.run,
+                    attempt=effect.attempt,
+                    call_id=effect.call.id,
+                    status=effect.status,
+                    error=effect.why,
+                )
+                await self._record(effect.key, fact)
+            case Return():
+                await self._record(effect.key, await self._mine.take_answer(effect))
+            case Steer():
+                fact = RunSteered(run=effect.run, attempt=effect.attempt, message_ids=effect.message_ids)
+                await self._record(effect.key, fact)
+            case Park():
+                fact = await self._mine.ask(effect)
+                key = effect.key if isinstance(fact, RunWaiting) else f"{effect.key}:{fact.call_id}"
+                await self._record(key, fact)
+            case Expire():
+                origin = await self._ledger.origin(self._run(effect.run), derive(effect.key))
+                now = self._equipment.now()
+                command = ExpireRequest(origin=origin, run=effect.run, request=effect.request, now=now)
+                await self._ledger.store(effect.key, command)
+            case End():
+                await self._end(effect)
+            case _:
+                assert_never(effect)
 
     async def _end(self, effect: End) -> None:
-        """What the model had said by then is kept."""
-        partial = self._partial if effect.run == self._mine else Partial()
-        fact = RunEnded(
+        """What the model had said by then is kept; what only the run needed is not."""
+        attempt = self._attempt if self._attempt and self._attempt.n == effect.run else None
+        run = self._run(effect.run)
+        if effect.answer_seq:
+            fact = await self._answer(effect)
+        else:
+            partial = attempt.partial if attempt else Partial()
+            fact = RunEnded(
+                run=effect.run,
+                attempt=effect.attempt,
+                status=effect.status,
+                content=partial.text,
+                reasoning=partial.reasoning,
+                error=effect.error,
+                model=run.spec.model,
+            )
+            name = f"{effect.run}.{effect.attempt}.end"
+            fact = await self._equipment.room.for_end(fact, put(self._equipment, self.key, name))
+        await self._record(effect.key, fact)
+
+    async def _answer(self, effect: End) -> RunEnded:
+        """The end by a reply that turned out to be the last: what it was to be followed by is not there any more."""
+        replied = (await self._ledger.at(effect.answer_seq)).event.data
+        assert isinstance(replied, ModelReplied)
+        return RunEnded(
             run=effect.run,
             attempt=effect.attempt,
             status=effect.status,
-            content=partial.text,
-            reasoning=partial.reasoning,
-            error=effect.error,
-            model=self._run(effect.run).spec.model,
+            content=replied.content,
+            reasoning=replied.reasoning,
+            blob=replied.blob,
+            finish=replied.finish,
+            model=replied.model,
         )
-        fact = await self._equipment.room.for_end(fact, self._put(f"{effect.run}.{effect.attempt}.end"))
-        await self._record(effect.key, derive(effect.key, effect.attempt), fact)
 
     async def _release(self, n: int) -> None:
         run = self._run(n)
         key = f"{self.key.account}/{self.key.run(n)}:release:{run.attempt}"
-        await self._record(key, derive(key), RunReleased(run=n, attempt=run.attempt))
+        await self._record(key, RunReleased(run=n, attempt=run.attempt))
 
-    def _put(self, name: str) -> Put:
-        """Names the attempt: what a fenced one puts is in nobody's way."""
+    async def _erase(self, effect: Erase) -> None:
+        """That everything is removed is a fact too, so that it is not planned again."""
+        deleted = self._session.deleted
+        assert deleted is not None  # planned, so it is
+        await self._equipment.eraser.erase(self._session, self._identity.wake.work)
+        origin = self._ledger.own_origin(derive(effect.key, deleted.seq))
+        await self._ledger.store(effect.key, EraseSession(origin=origin, events_removed=deleted.events))
 
-        async def put(data: bytes) -> Blob:
-            return await persist(lambda: self._equipment.blobs.put(self.key, name, data))
+    # --- what is stored ---------------------------------------------------------------------------------------------
 
-        return put
-
-    async def _record(self, effect: str, event_id: str, fact: RunFact) -> bool:
-        """False: refused; the session is as it was just read."""
+    async def _record(self, effect: str, fact: RunFact) -> None:
+        """Stores what an effect came to. Where it is refused, the session is as it was just read."""
+        event_id = derive(effect, fact.attempt)
         run = self._session.run(fact.run)
-        if run is None:
-            return False
-        command = RecordFact(origin=await self._ledger.origin(run, event_id), fact=fact)
-        if not await self._ledger.store(effect, command):
-            return False
-        match fact:
-            case ModelReplied():
-                self._partial.clear()
+        attempt = self._attempt if self._attempt and self._attempt.n == fact.run else None
+        match await self._ledger.record(effect, event_id, fact):
+            case None if attempt and isinstance(fact, ModelReplied):
+                await attempt.opaque.forget(event_id)
+            case ModelReplied() if attempt:
+                attempt.partial.clear()
+                await attempt.opaque.keep_held(event_id)
+            case RunWaiting():
+                self._attempt = None
             case RunReleased():
-                self._mine = None
+                self._attempt = None
                 self._released = True
-            case RunEnded():
-                self._mine = None
-                self._count(run, fact)
+            case RunEnded() as ended if run:
+                self._count(run, ended)
+                if attempt:
+                    self._attempt = None
+                    await attempt.opaque.drop()
+                elif run.steps:
+                    await self._equipment.checkpoints.drop(self.key, run.n)
             case _:
                 pass
-        return True
 
     def _count(self, run: Run, ended: RunEnded) -> None:
         metrics.turns.labels(outcome=ended.status).inc()
-        if run.deadline is not None:
+        if run.deadline is not None and run.left is None:
             began = run.deadline - run.limits.timeout
             metrics.turn_seconds.observe(max(self._equipment.now() - began, 0) / 1000)
+
+    @property
+    def _mine(self) -> Attempt:
+        assert self._attempt is not None  # what is planned of a run that is carried out is planned for its own drive
+        return self._attempt
 
     def _run(self, n: int) -> Run:
         run = self._session.run(n)
         assert run is not None  # planned, so there
         return run
-
-
-def _call_ids(events: Sequence[Recorded], run: int) -> frozenset[str]:
-    """The ids of all calls of a run so far."""
-    replies = (recorded.event.data for recorded in events)
-    return frozenset(
-        call.id for data in replies if isinstance(data, ModelReplied) and data.run == run for call in data.tool_calls
-    )

@@ -7,16 +7,16 @@ Nothing here decides what to do. A refusal is answered by reading: the caller pl
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from turnstream.broker.errors import BrokerFault
 from turnstream.ids import SessionKey
 from turnstream.log.base import Unavailable
 from turnstream.log.feed import Feed
 from turnstream.log.handle import Sessions
-from turnstream.session.commands import Command, Origin
+from turnstream.session.commands import Command, Origin, RecordFact, RunFact
 from turnstream.session.errors import Rejected
-from turnstream.session.events import Event, ModelReplied, Recorded, ToolCall
+from turnstream.session.events import Ask, Event, Fact, ModelReplied, Recorded, RunWaiting, ToolCall, Unknown
 from turnstream.session.state import Run, Session, evolve
 from turnstream.telemetry import get_logger
 
@@ -64,9 +64,10 @@ class Ledger:
         """Reads what is new. Raises `LogError`."""
         self._take(await persist(lambda: self._sessions.load(self.key)))
 
-    async def store(self, effect: str, command: Command) -> bool:
-        """Stores what the command asks for, however long the broker is away. False: it was refused, and the session is
-        as it was just read. Raises `LogError`, `Undrivable`."""
+    async def store(self, effect: str, command: Command) -> Recorded | Literal[True] | None:
+        """Stores what the command asks for, however long the broker is away, and answers with the event, or True where
+        the session said so already. None: it was refused, and the session is as it was just read. Raises `LogError`,
+        `Undrivable`."""
         try:
             handled = await persist(lambda: self._sessions.handle(self.key, command))
         except Rejected as refusal:
@@ -74,7 +75,7 @@ class Ledger:
             if refused == REFUSALS:
                 raise Undrivable(f"{effect}: {refusal.message}") from refusal
             await self.look()
-            return False
+            return None
         recorded = handled.recorded
         if self._events is not None:
             if recorded and self._events and self._events[-1].seq == recorded.previous:
@@ -84,7 +85,19 @@ class Ledger:
         if recorded and isinstance(recorded.event.data, ModelReplied):
             self._replies[recorded.seq] = recorded.event.data
         self._take(handled.session)
-        return True
+        return recorded or True
+
+    async def record(self, effect: str, event_id: str, fact: RunFact) -> Fact | Unknown | None:
+        """Stores what an attempt did, and answers with what the log says of it: an answer may have become one more
+        reply. None: it was refused, or its run has ended; the session is as it was just read. Raises as `store`."""
+        run = self.session.run(fact.run)
+        if run is None:
+            return None
+        stored = await self.store(effect, RecordFact(origin=await self.origin(run, event_id), fact=fact))
+        if stored is True:  # by an append whose answer was lost
+            events = await self.events()
+            return next((recorded.event.data for recorded in reversed(events) if recorded.event.id == event_id), fact)
+        return stored.event.data if stored else None
 
     async def events(self) -> Sequence[Recorded]:
         """Every event of the session, up to what is known of it at least."""
@@ -119,6 +132,16 @@ class Ledger:
             reply = self._replies[reply_seq] = data
         return next(call for call in reply.tool_calls if call.id == call_id)
 
+    async def at(self, seq: int) -> Recorded:
+        """The event at this sequence."""
+        return next(recorded for recorded in reversed(await self.events()) if recorded.seq == seq)
+
+    async def ask(self, request: str) -> Ask:
+        """What was asked by this request."""
+        waits = (recorded.event.data for recorded in reversed(await self.events()))
+        asks = (ask for data in waits if isinstance(data, RunWaiting) for ask in data.requests)
+        return next(ask for ask in asks if ask.request == request)
+
     async def origin(self, run: Run, event_id: str) -> Origin:
         """Whoever requested the run is the cause of all its facts."""
         request = await self.request(run)
@@ -130,6 +153,10 @@ class Ledger:
             correlation=request.correlation or request.id,
             traceparent=request.traceparent,
         )
+
+    def own_origin(self, event_id: str) -> Origin:
+        """Of what is done for the session and not for a run of it."""
+        return Origin(id=event_id, actor=self._actor, time=self._now())
 
     def watch(self) -> None:
         """Follows the session's feed from now on."""
@@ -155,6 +182,8 @@ class Ledger:
                 async for item in feed:
                     if isinstance(item, Recorded):
                         self._hear(item)
+                await self.look()  # the session is deleted: nothing follows that anybody waits for
+                return
             except Unavailable:
                 await asyncio.sleep(RETRY[-1])
             finally:

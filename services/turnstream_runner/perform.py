@@ -11,9 +11,9 @@ from typing import assert_never
 
 import msgspec
 
-from turnstream.agents import Agent, Agents, ToolContext
+from turnstream.agents import ToolContext
 from turnstream.ids import SessionKey
-from turnstream.session.events import Error, Failure, ModelReplied, RunEnded, Spec, ToolCall, ToolReturned
+from turnstream.session.events import Error, Failure, ModelReplied, RunEnded, ToolCall, ToolReturned
 from turnstream.session.history import Message
 from turnstream.session.plan import CallModel, CallTool
 from turnstream.session.state import Run
@@ -27,10 +27,10 @@ from turnstream_runner.models.port import (
     Reply,
     Reset,
     TextDelta,
-    ToolSpec,
     UnknownModel,
 )
 from turnstream_runner.models.registry import Models
+from turnstream_runner.roles import Role
 from turnstream_runner.tools.registry import Tools
 from turnstream_runner.unicode import fit
 
@@ -39,6 +39,7 @@ NOTES = {
     "content_filter": "no answer: the provider's content filter withheld it",
 }
 """Why an answer is empty by rule, by how the model finished."""
+NOTHING = "no answer: the model said nothing at all, asked again and again"
 CALL_ID_MAX = 128
 
 
@@ -71,46 +72,22 @@ class Partial:
         self._text, self._reasoning = [reply.text], [reply.reasoning]
 
 
-class Role(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent as this runner carries it out: with its tools, and with what the model is told of them."""
-
-    agent: Agent
-    tools: Tools
-    specs: tuple[ToolSpec, ...]
-    params: dict[str, object]
-
-
-class Roles:
-    """The role of each agent that a run has pinned. A definition never changes, so each is made once."""
-
-    def __init__(self, agents: Agents, tools: Tools) -> None:
-        self._agents = agents
-        self._tools = tools
-        self._roles: dict[tuple[str, str], Role] = {}
-
-    def get(self, spec: Spec) -> Role | None:
-        """None: this runner does not have the very agent that the run has pinned."""
-        role = self._roles.get((spec.agent, spec.digest))
-        if role is None and (agent := self._agents.get(spec.agent, spec.digest)):
-            tools = self._tools.only(agent.tool_names)
-            role = Role(agent=agent, tools=tools, specs=tools.specs(), params=agent.params.given())
-            self._roles[spec.agent, spec.digest] = role
-        return role
-
-
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a run. `used` are the ids of the calls of earlier steps: a run uses none twice."""
+    """One step of a run. `opaque` is what belongs to its earlier replies, `used` are the ids of the calls that they
+    asked for: a run uses none twice."""
 
     key: SessionKey
     run: Run
     effect: CallModel
     role: Role
     messages: tuple[Message, ...]
+    opaque: tuple[bytes, ...] = ()
     used: Collection[str]
     traceparent: str | None
 
-    async def perform(self, models: Models, speech: Speech, partial: Partial) -> ModelReplied | RunEnded:
-        """What the model says goes to `speech` and `partial` as it comes."""
+    async def perform(self, models: Models, speech: Speech, partial: Partial) -> tuple[ModelReplied | RunEnded, bytes]:
+        """The fact, and what the provider wants back with it. What the model says goes to `speech` and `partial` as it
+        comes."""
         clock = asyncio.get_running_loop().time
         began = clock()
         run_id = self.key.run(self.run.n)
@@ -119,22 +96,24 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
             request = ModelRequest(
                 model=model,
                 messages=self.messages,
+                opaque=self.opaque,
                 instructions=self.role.agent.instructions,
                 tools=self.role.specs,
                 params=self.role.params,
                 idempotency_key=self.effect.key,
             )
             with model_span(model, self.key.session, run_id, self.traceparent):
-                async with aclosing(models.resolve(model).stream(request)) as items:
+                resolved = models.resolve(model, with_prices=self.run.limits.max_cost is not None)
+                async with aclosing(resolved.stream(request)) as items:
                     reply = await self._listen(items, speech, partial)
         except ModelError as error:
-            return self._failed(error.code, error.message, retryable=error.retryable)
+            return self._failed(error.code, error.message, retryable=error.retryable), b""
         except UnknownModel as error:
-            return self._failed("model_error", str(error))
+            return self._failed("model_error", str(error)), b""
         except Exception as error:
             log.exception("a model call broke", account=self.key.account, session=self.key.session, run=run_id)
-            return self._failed("internal_error", f"{type(error).__name__} in the call of model {model}")
-        return self._fact(reply, round((clock() - began) * 1000))
+            return self._failed("internal_error", f"{type(error).__name__} in the call of model {model}"), b""
+        return self._fact(reply, round((clock() - began) * 1000)), reply.opaque
 
     async def _listen(self, items: AsyncGenerator[Item, None], speech: Speech, partial: Partial) -> Reply:
         step = self.effect.step
@@ -170,7 +149,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
                 step=effect.step,
                 content=reply.text,
                 reasoning=reply.reasoning,
-                tool_calls=distinct(reply.tool_calls, effect.step, self.used),
+                tool_calls=self._calls(reply),
                 usage=reply.usage,
                 finish=reply.finish,
                 model=reply.model,
@@ -188,10 +167,16 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
             model=reply.model,
             duration=duration,
         )
+        if reply.is_empty and run.policy.empty == "note":
+            return msgspec.structs.replace(ended, note=NOTHING)
         if reply.is_empty:
             error = Error(code="empty_reply", message="the model said nothing at all, asked again and again")
             return msgspec.structs.replace(ended, status="failed", error=error)
         return ended
+
+    def _calls(self, reply: Reply) -> tuple[ToolCall, ...]:
+        calls = distinct(reply.tool_calls, self.effect.step, self.used)
+        return tuple([msgspec.structs.replace(call, asks=self.role.asks(call.name)) for call in calls])
 
     def _failed(self, code: Failure, message: str, *, retryable: bool = False) -> RunEnded:
         error = Error(code=code, message=message, retryable=retryable)

@@ -19,7 +19,8 @@ from turnstream.log.base import Unavailable
 from turnstream.session.events import Wake
 from turnstream.session.plan import Drive as Identity
 from turnstream.telemetry import log, metrics
-from turnstream_runner.drive import Drive, Equipment, Outcome
+from turnstream_runner.drive import Drive, Outcome
+from turnstream_runner.equipment import Equipment
 from turnstream_runner.leases import Lease, Leases
 
 LONGEST: Final = 600.0

@@ -20,6 +20,8 @@ DELTAS = "DELTAS"
 KEYS = "keys"
 BLOBS = "blobs"
 CHUNKS = f"$O.{BLOBS}.C."
+CHECKPOINTS = "KV_checkpoints"
+"""The stream of the KV bucket `checkpoints`."""
 
 EVENTS = "ts.session.>"
 """Filter: the events of every session."""
@@ -133,6 +135,11 @@ def chunks(key: SessionKey, blob: str) -> str:
     return f"{CHUNKS}{key.account}.{key.session}.{blob}"
 
 
+def checkpoint(key: SessionKey, run: int | Literal["*"]) -> str:
+    """What only one run needs, `*`: any run of the session."""
+    return f"$KV.checkpoints.{key.account}.{key.session}.{run}"
+
+
 def api(account: str, operation: str) -> str:
     return f"ts.api.{account}.{operation}"
 
@@ -202,6 +209,7 @@ STREAMS = (
         max_msgs_per_subject=5000,
         no_ack=True,
     ),
+    Stream(name=CHECKPOINTS, subjects=("$KV.checkpoints.>",), max_age=7 * 86400, allow_rollup_hdrs=True),
 )
 
 # An event that was lost on the way to a dispatcher comes again soon, but not while its timer is only held back.

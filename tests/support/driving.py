@@ -32,10 +32,13 @@ from turnstream.session.events import (
     Wake,
 )
 from turnstream.session.plan import Drive as Identity
+from turnstream.session.state import Session
+from turnstream.wire.checkpoints import Entry
 from turnstream.wire.live import Kind
-from turnstream_runner.drive import Drive, Equipment, Outcome
+from turnstream_runner.drive import Drive, Outcome
+from turnstream_runner.equipment import Equipment
 from turnstream_runner.models.port import Item, ModelError, ModelRequest, Reply, TextDelta, UnknownModel
-from turnstream_runner.perform import Roles
+from turnstream_runner.roles import Roles
 from turnstream_runner.room import Room
 from turnstream_runner.tools.registry import Tools
 
@@ -120,6 +123,47 @@ class FakeBlobs:
         return Blob(name=f"{key}/{name}", size=len(data), sha256="")
 
 
+class FakeCheckpoints:
+    """Items of runs: session, run, event id. `away`: what cannot be reached."""
+
+    def __init__(self) -> None:
+        self.there: dict[tuple[SessionKey, int, str], bytes] = {}
+        self.away = False
+        self.gets = 0
+
+    async def put(self, key: SessionKey, run: int, event: str, item: bytes) -> Entry:
+        if self.away:
+            return Entry(event, item)
+        self.there[key, run, event] = item
+        return Entry(event, item, len(self.there))
+
+    async def get(self, key: SessionKey, run: int) -> list[Entry]:
+        self.gets += 1
+        there = () if self.away else tuple(self.there.items())
+        return [Entry(event, item, 1) for (where, n, event), item in there if (where, n) == (key, run)]
+
+    async def drop(self, key: SessionKey, run: int, *, before: int | None = None) -> None:
+        if not self.away and before is None:
+            self.there = {where: item for where, item in self.there.items() if where[:2] != (key, run)}
+
+
+class FakeEraser:
+    """Removes what the log has of a session; `held` keeps it from that."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._log = log
+        self.held: asyncio.Event | None = None
+        self.begun = 0
+        self.erased: list[tuple[SessionKey, int]] = []
+
+    async def erase(self, session: Session, work: int) -> None:
+        self.begun += 1
+        if self.held:
+            await self.held.wait()
+        await self._log.overwrite(session.key)
+        self.erased.append((session.key, work))
+
+
 class ScriptedModels:
     """One model for every name: `script` answers each request. Keeps the requests."""
 
@@ -128,7 +172,7 @@ class ScriptedModels:
         self.requests: list[ModelRequest] = []
         self.closed = 0
 
-    def resolve(self, name: str) -> "ScriptedModels":
+    def resolve(self, name: str, *, with_prices: bool = False) -> "ScriptedModels":
         if name == "unknown":
             raise UnknownModel("unknown model 'unknown'")
         return self
@@ -234,6 +278,8 @@ class World:
         self.work = shares.work if shares else FakeWork()
         self.live = FakeLive()
         self.blobs = shares.blobs if shares else FakeBlobs()
+        self.checkpoints = shares.checkpoints if shares else FakeCheckpoints()
+        self.eraser = shares.eraser if shares else FakeEraser(self.log)
         self.models = ScriptedModels(script)
         self.here: set[int] = set()
         chosen = agent or Agent(name="default", model="scripted", instructions="be kind", tools=list(tools))
@@ -306,6 +352,8 @@ class World:
             work=self.work,  # pyright: ignore
             live=self.live,  # pyright: ignore
             blobs=self.blobs,  # pyright: ignore
+            checkpoints=self.checkpoints,  # pyright: ignore
+            eraser=self.eraser,  # pyright: ignore
             room=Room(self._event_max),
             now=self.now,
         )

@@ -28,7 +28,8 @@ class ToolSpec(msgspec.Struct, frozen=True):
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`model` is the agent's name for the model, `params` what the agent sets of `turnstream.agents.Params`.
+    """`model` is the agent's name for the model, `params` what the agent sets of `turnstream.agents.Params`. `opaque`
+    is what the replies of this run came with, one for each of the last assistant messages, empty where none is.
 
     `idempotency_key` names the step; a repeat of the call, by this runner or the next, has the same. `tries` counts the
     tries of this call that failed before this one; only the retry layer sets it.
@@ -36,6 +37,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     messages: tuple[Message, ...]
+    opaque: tuple[bytes, ...] = ()
     instructions: str = ""
     tools: tuple[ToolSpec, ...] = ()
     params: dict[str, Any] = {}
@@ -58,7 +60,8 @@ class Reset(msgspec.Struct, frozen=True, tag="reset"):
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
-    """The whole answer of one call. `reasoning` is portable text, for people; `text` never holds any of it."""
+    """The whole answer of one call. `reasoning` is portable text, for people; `text` never holds any of it. `opaque`
+    is what the provider wants back with this reply in later calls of the same run; only its own model reads it."""
 
     text: str = ""
     reasoning: str = ""
@@ -66,6 +69,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
     usage: Usage = Usage()
     finish: Finish = "stop"
     model: str = ""
+    opaque: bytes = b""
 
     @property
     def is_empty(self) -> bool:

@@ -15,6 +15,7 @@ from turnstream.agents import lookup
 from turnstream.settings import ModelSettings
 from turnstream_runner.models.demo import DemoModel
 from turnstream_runner.models.port import Model, ModelError, UnknownModel
+from turnstream_runner.models.prices import Priced
 from turnstream_runner.models.retry import DEFAULT, Backoff, Retrying
 
 if TYPE_CHECKING:
@@ -37,11 +38,15 @@ class Models:
         self._models: dict[str, Model] = {}
         self._clients: list[OpenAIChat] = []
 
-    def resolve(self, name: str) -> Model:
+    def resolve(self, name: str, *, with_prices: bool = False) -> Model:
         """The model of this name. Raises `UnknownModel`, and `ModelError` where it cannot be had for want of a key or a
-        library."""
+        library, or, `with_prices`, of prices."""
         if name not in self._models:
-            self._models[name] = Retrying(self._make(name), backoff=self._backoff, random=self._random)
+            settings = self._settings(name)
+            priced = Priced(self._make(settings), settings) if settings.has_prices else self._make(settings)
+            self._models[name] = Retrying(priced, backoff=self._backoff, random=self._random)
+        if with_prices and not self._settings(name).has_prices:
+            raise ModelError(f"the cost of the run is limited, and model {name!r} has no prices")
         return self._models[name]
 
     async def prepare(self, names: Iterable[str]) -> None:
@@ -65,11 +70,13 @@ class Models:
             return lookup(name, self._logical).provider
         return None
 
-    def _make(self, name: str) -> Model:
+    def _settings(self, name: str) -> ModelSettings:
         try:
-            settings = lookup(name, self._logical)
+            return lookup(name, self._logical)
         except LookupError as error:
             raise UnknownModel(str(error)) from None
+
+    def _make(self, settings: ModelSettings) -> Model:
         match settings.provider:
             case "demo":
                 return DemoModel()

@@ -12,9 +12,10 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 import msgspec
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from turnstream.agents import Tool, ToolContext, ToolError
+from turnstream.ids import digest
 from turnstream.telemetry import log
 from turnstream_runner.models.port import ToolSpec
 from turnstream_runner.shown import shown
@@ -58,6 +59,20 @@ class Tools:
         """Whether a call may be repeated. A tool that is not there has no effect at all."""
         return name not in self._tools or self._tools[name].idempotent
 
+    def needs_approval(self, name: str) -> bool:
+        """What the tool says of itself."""
+        return name in self._tools and self._tools[name].approval
+
+    def fingerprint(self, name: str, arguments: str) -> str:
+        """What an approval is bound to: the tool, the schema of its arguments, and the arguments."""
+        schema = msgspec.json.encode(self._tools[name].schema, order="sorted") if name in self._tools else b""
+        return digest(b"\x00".join((name.encode(), schema, fit(arguments).encode())))
+
+    def fault(self, name: str, arguments: str) -> str:
+        """Why a call cannot be carried out; empty if it can."""
+        read = self._read(name, arguments)
+        return read if isinstance(read, str) else ""
+
     @asynccontextmanager
     async def turn(self, name: str, run: str) -> AsyncGenerator[None, None]:
         """Waits until this call may begin beside the other calls of `run`, named with its account: an exclusive tool
@@ -73,16 +88,11 @@ class Tools:
 
     async def call(self, name: str, arguments: str, context: ToolContext) -> ToolResult:
         """Calls the tool with arguments in JSON as the model wrote them."""
-        tool = self._tools.get(name)
-        if tool is None:
-            return _error(f"there is no tool {name[:64]!r}; there are: {', '.join(sorted(self._tools))}")
-        try:
-            given = _arguments(tool, arguments, context)
-        except ValidationError as error:
-            return _error(f"the arguments do not fit: {described(error)}")
-        except Exception as error:  # a validator of the tool's own
-            return _error(shown(error))
-        task = asyncio.create_task(_performed(tool, given), name=f"tool {name}")
+        read = self._read(name, arguments)
+        if isinstance(read, str):
+            return _error(read)
+        tool = self._tools[name]
+        task = asyncio.create_task(_performed(tool, _given(tool, read, context)), name=f"tool {name}")
         try:
             done, _ = await asyncio.wait((task,), timeout=tool.timeout)
             if not done:
@@ -100,10 +110,21 @@ class Tools:
         log.debug("tool.timeout", tool=name, account=context.account, run=context.run, gone=task.done())
         return _error(f"the tool took longer than {tool.timeout:g} s and was given up")
 
+    def _read(self, name: str, arguments: str) -> BaseModel | str:
+        """The arguments, or why the tool cannot be called with them."""
+        tool = self._tools.get(name)
+        if tool is None:
+            return f"there is no tool {name[:64]!r}; there are: {', '.join(sorted(self._tools))}"
+        try:
+            return tool.arguments.model_validate_json(fit(arguments).strip() or "{}")
+        except ValidationError as error:
+            return f"the arguments do not fit: {described(error)}"
+        except Exception as error:  # a validator of the tool's own
+            return shown(error)
 
-def _arguments(tool: AnyTool, text: str, context: ToolContext) -> dict[str, Any]:
-    model = tool.arguments.model_validate_json(fit(text).strip() or "{}")
-    given = {name: getattr(model, field) for field, name in tool.names.items()}
+
+def _given(tool: AnyTool, arguments: BaseModel, context: ToolContext) -> dict[str, Any]:
+    given = {name: getattr(arguments, field) for field, name in tool.names.items()}
     if tool.context:
         given[tool.context] = context
     return given

@@ -1,0 +1,165 @@
+"""One attempt of a run, as the drive that has started it carries it out: an effect in, the fact that came of it out.
+
+What is stored, and in which order, is the drive's affair, but for what has to be in the log before a tool is called.
+What is to be done is not decided here.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from turnstream.ids import SessionKey, derive, digest
+from turnstream.session import history
+from turnstream.session.commands import RunFact
+from turnstream.session.events import (
+    Ask,
+    Blob,
+    ModelReplied,
+    Recorded,
+    RunWaiting,
+    ToolCall,
+    ToolReturned,
+    ToolStarted,
+    ToolStatus,
+)
+from turnstream.session.plan import CallModel, CallTool, Park, Return
+from turnstream.session.state import Run, request_id
+from turnstream_runner import requests
+from turnstream_runner.equipment import Equipment
+from turnstream_runner.ledger import Ledger, persist
+from turnstream_runner.opaque import Opaque
+from turnstream_runner.perform import ModelCall, Partial, ToolUse
+from turnstream_runner.roles import Role
+from turnstream_runner.room import Put
+
+NOT_APPROVED: Final = "what was approved is not what would run now: the tool has changed since"
+
+
+class Attempt:
+    """`partial` is what the model has said in the step that is under way. A call of `drain` lets no tool begin."""
+
+    def __init__(self, equipment: Equipment, ledger: Ledger, run: Run, number: int, role: Role) -> None:
+        self.n = run.n
+        self.partial = Partial()
+        self.opaque = Opaque(equipment.checkpoints, ledger.key, run.n, is_new=number == 1)
+        self._equipment = equipment
+        self._ledger = ledger
+        self._role = role
+        self._speech = equipment.live.speak(ledger.key, run.n, number)
+        self._draining = False
+
+    def drain(self) -> None:
+        self._draining = True
+
+    def fall_silent(self) -> None:
+        """The run is another's now."""
+        self._speech.silence()
+
+    async def call_model(self, effect: CallModel, run: Run) -> RunFact:
+        """What its provider wants back with this reply lies in the checkpoint before the reply is stored."""
+        events = await self._ledger.events()
+        replies = [recorded for recorded in events if _is_reply(recorded, run.n)] if run.steps else []
+        call = ModelCall(
+            key=self._ledger.key,
+            run=run,
+            effect=effect,
+            role=self._role,
+            messages=history.build(events, run.n, run.policy),
+            opaque=await self.opaque.of(replies),
+            used=_call_ids(replies),
+            traceparent=(await self._ledger.request(run)).traceparent,
+        )
+        del events, replies
+        fact, opaque = await call.perform(self._equipment.models, self._speech, self.partial)
+        event_id = derive(effect.key, effect.attempt)
+        if not isinstance(fact, ModelReplied):
+            self.opaque.hold(event_id, opaque)
+            return await self._equipment.room.for_end(fact, self.put(f"{run.n}.{effect.attempt}.{effect.step}"))
+        await self.opaque.keep(event_id, opaque)
+        return self._equipment.room.for_reply(fact)
+
+    async def call_tool(self, effect: CallTool) -> RunFact | None:
+        """None: nothing came of it, for the runner shut down before the call's turn, or the run is not this attempt's
+        any more."""
+        tools = self._role.tools
+        call = await self._ledger.call(effect.reply_seq, effect.call.id)
+        async with tools.turn(call.name, f"{self._ledger.key.account}/{self._ledger.key.run(effect.run)}"):
+            if self._draining:
+                return None
+            if effect.call.asks and not await self._is_still_approved(effect, call):
+                return _returned(effect, "denied", NOT_APPROVED)
+            if not tools.is_idempotent(call.name) and effect.call.started != effect.attempt:
+                fact = ToolStarted(run=effect.run, attempt=effect.attempt, call_id=call.id)
+                if not await self._ledger.record(effect.key, derive(effect.key, effect.attempt, "started"), fact):
+                    return None
+            about = msgspec.json.encode({"call_id": call.id, "name": call.name}).decode()
+            await self._speech.mark(effect.step, "tool", about)
+            fact = await ToolUse(key=self._ledger.key, effect=effect, arguments=call.arguments).perform(tools)
+        name = f"{effect.run}.{effect.attempt}.{effect.step}.{digest(call.id.encode())}"
+        return await self._equipment.room.for_result(fact, self.put(name))
+
+    async def ask(self, effect: Park) -> RunWaiting | ToolReturned:
+        """Everything that a person is asked; or the error of a call that cannot be asked for."""
+        asks: list[Ask] = []
+        for number, open_call in enumerate(effect.calls, effect.first):
+            call = await self._ledger.call(effect.reply_seq, open_call.id)
+            try:
+                asks.append(self._ask(call, request_id(self._ledger.session, effect.run, number)))
+            except ValueError as error:
+                return ToolReturned(
+                    run=effect.run, attempt=effect.attempt, call_id=call.id, status="error", error=str(error)
+                )
+        return RunWaiting(run=effect.run, attempt=effect.attempt, requests=tuple(asks))
+
+    async def take_answer(self, effect: Return) -> ToolReturned:
+        """What came of a request, as the result of its call."""
+        request = request_id(self._ledger.session, effect.run, effect.call.request)
+        fact = requests.result(effect, await self._ledger.ask(request), await self._ledger.at(effect.call.closed_seq))
+        name = f"{effect.run}.{effect.attempt}.answer.{effect.call.request}"
+        return await self._equipment.room.for_result(fact, self.put(name))
+
+    def put(self, name: str) -> Put:
+        return put(self._equipment, self._ledger.key, name)
+
+    def _ask(self, call: ToolCall, request: str) -> Ask:
+        """Raises `ValueError`."""
+        if call.asks == "question":
+            return requests.question(call, request)
+        tools = self._role.tools
+        if fault := tools.fault(call.name, call.arguments):
+            raise ValueError(fault)
+        bound_to = tools.fingerprint(call.name, call.arguments)
+        return requests.approval(call, request, digest=bound_to, timeout=self._role.agent.approval_timeout)
+
+    async def _is_still_approved(self, effect: CallTool, call: ToolCall) -> bool:
+        ask = await self._ledger.ask(request_id(self._ledger.session, effect.run, effect.call.request))
+        return ask.digest == self._role.tools.fingerprint(call.name, call.arguments)
+
+
+def put(equipment: Equipment, key: SessionKey, name: str) -> Put:
+    """Puts bytes into the object store under this name of a session. It names the attempt: what a fenced one puts is in
+    nobody's way."""
+
+    async def store(data: bytes) -> Blob:
+        return await persist(lambda: equipment.blobs.put(key, name, data))
+
+    return store
+
+
+def _is_reply(recorded: Recorded, run: int) -> bool:
+    return isinstance(recorded.event.data, ModelReplied) and recorded.event.data.run == run
+
+
+def _call_ids(replies: Sequence[Recorded]) -> frozenset[str]:
+    """The ids of all calls of a run so far."""
+    return frozenset(
+        call.id
+        for recorded in replies
+        if isinstance(recorded.event.data, ModelReplied)
+        for call in recorded.event.data.tool_calls
+    )
+
+
+def _returned(effect: CallTool, status: ToolStatus, error: str) -> ToolReturned:
+    return ToolReturned(run=effect.run, attempt=effect.attempt, call_id=effect.call.id, status=status, error=error)
