@@ -66,7 +66,7 @@ class Runners:
         for runner in self._made:
             runner.kill()
         self._parent.kill()
-        self._parent.wait()
+        self._parent.communicate()
 
 
 class Doomed:
@@ -142,7 +142,7 @@ async def carried_out(deployment: Deployment, runners: Runners, line: int, at: i
         if at and second is None and first.dead:
             second = runners.start(queue, 0)
         try:
-            state = (await api.ask("get_run", run=run)).body.get("status")
+            state = (await api.ask("wait_run", run=run, timeout=0)).body.get("status")
         except NoAnswer:
             return False
         if state == "waiting" and not answered:
@@ -190,8 +190,7 @@ async def test_s18_s19_a27_a64_a72_killed_at_any_point_a_turn_ends_the_same_way(
     points = whole.first.points
     appended = ["run.started", "model.replied", "tool.returned", "run.waiting", "run.ended"]
     assert {f"{when} {kind}" for when in ("before", "after") for kind in appended} <= set(points)
-    assert 2 * len(whole.stored) > len(points) >= 20, points
-    assert len(points) < LINES
+    assert 30 <= len(points) < LINES, points
     assert set(whole.results.values()) == {"ok"}
     slots = asyncio.Semaphore(AT_ONCE)
 
