@@ -40,9 +40,10 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operation answers: its body as a struct or as JSON, its status, and the sequence it reflects or made."""
+    """What an operation answers: its body as a struct or as JSON, or none, its status, and the sequence it reflects or
+    made."""
 
-    body: msgspec.Struct | msgspec.Raw
+    body: msgspec.Struct | msgspec.Raw | None
     status: int = 200
     seq: int | None = None
     replayed: bool = False

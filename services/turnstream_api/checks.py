@@ -54,6 +54,10 @@ def no_session(session: str) -> Problem:
     return Problem("not_found", f"no session {session[:128]}")
 
 
+def no_receipt(session: str) -> Problem:
+    return Problem("not_found", f"no deletion of a session {session[:128]} is known")
+
+
 def run_key(caller: Caller, run: str) -> tuple[SessionKey, int]:
     """The session and number of the run that a path names."""
     parsed = ids.parse_run_id(run)

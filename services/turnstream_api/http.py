@@ -233,12 +233,11 @@ def read_body(row: Row, head: Head, body: bytes) -> dict[str, object]:
 async def send_whole(
     send: Send, status: int, kind: bytes, body: bytes, request_id: str, more: Iterable[Header] = ()
 ) -> None:
-    headers = [
-        (b"content-type", kind),
-        (b"content-length", b"%d" % len(body)),
-        (b"x-request-id", request_id.encode()),
-        *more,
-    ]
+    headers = [(b"x-request-id", request_id.encode()), *more]
+    if body:
+        headers.append((b"content-type", kind))
+    if status != 204:  # which has no body, and no length of it (RFC 9110, 8.6)
+        headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
@@ -249,7 +248,8 @@ async def send_answer(send: Send, answer: Answer, request_id: str) -> None:
         more.append((b"etag", b'"%d"' % answer.seq))
     if answer.replayed:
         more.append((b"idempotency-replayed", b"true"))
-    await send_whole(send, answer.status, JSON, _encode(answer.body), request_id, more)
+    body = b"" if answer.body is None else _encode(answer.body)
+    await send_whole(send, answer.status, JSON, body, request_id, more)
 
 
 async def send_problem(send: Send, problem: Problem, request_id: str, *more: Header) -> None:

@@ -68,7 +68,7 @@ class Served(Endpoint):
         status = 200
         try:
             answer = await self._answer(msg, headers)
-            body = _encode(answer.body)
+            body = b"" if answer.body is None else _encode(answer.body)
             self._fits(body)
             status = answer.status
             said |= _said(answer)

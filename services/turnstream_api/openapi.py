@@ -132,12 +132,14 @@ def _hook(hint: type) -> Json:
 def _responses(operation: Operation) -> Json:
     answers: list[Json] = [{"$ref": REF.format(name=answer.__name__)} for answer in operation.answers]
     schema = answers[0] if len(answers) == 1 else {"anyOf": answers}
-    content: Json = {"application/json": {"schema": schema}}
+    content: Json = {"application/json": {"schema": schema}} if answers else {}
     if operation.streams:
         content["text/event-stream"] = {"schema": {"type": "string", "description": _STREAM}}
     found: Json = {}
     for status in operation.statuses:
-        found[str(status)] = {"description": "Done.", "headers": _headers(operation), "content": content}
+        found[str(status)] = {"description": "Done.", "headers": _headers(operation)}
+        if content:
+            found[str(status)]["content"] = content
     if operation.streams:
         found["200"] = found.get("200") or {"description": "Done.", "content": content}
     by_status: dict[int, list[str]] = {}
@@ -190,7 +192,8 @@ def asyncapi() -> bytes:
         types += [operation.request, *operation.answers]
         answers = [{"$ref": REF.format(name=answer.__name__)} for answer in operation.answers]
         messages[f"{name}_request"] = {"payload": {"$ref": REF.format(name=operation.request.__name__)}}
-        messages[f"{name}_answer"] = {"payload": answers[0] if len(answers) == 1 else {"anyOf": answers}}
+        payload: Json = answers[0] if len(answers) == 1 else {"anyOf": answers} if answers else {"maxLength": 0}
+        messages[f"{name}_answer"] = {"payload": payload}
         channels[name] = _channel(
             subjects.api("{account}", name), ("account",), f"{name}_request", f"{name}_answer", "Problem"
         )

@@ -1,13 +1,13 @@
 """The one table of operations. HTTP routes, NATS endpoints, OpenAPI and AsyncAPI are all made from it.
 
-Not here: what an operation does (`sessions.py`, `messages.py`, `queue.py`, `runs.py`, `requests.py`, `turns.py`,
-`ops.py`), and the pages that are no operation of an account (health, metrics, the descriptions themselves:
+Not here: what an operation does (`sessions.py`, `deleting.py`, `messages.py`, `queue.py`, `runs.py`, `requests.py`,
+`turns.py`, `ops.py`), and the pages that are no operation of an account (health, metrics, the descriptions themselves:
 `pages.py`).
 
 The order is that in which routes are tried: what is asked most comes first.
 """
 
-from turnstream_api import messages, ops, queue, requests, runs, sessions, turns
+from turnstream_api import deleting, messages, ops, queue, requests, runs, sessions, turns
 from turnstream_api.operation import Operation
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -116,6 +116,28 @@ OPERATIONS: tuple[Operation, ...] = (
         call=sessions.update_session,
         errors=("agent_not_found",),
         writes=True,
+    ),
+    Operation(
+        name="delete_session",
+        method="DELETE",
+        path="/v1/sessions/{session}",
+        summary="Delete a session",
+        request=deleting.DeleteSession,
+        answers=(),
+        call=deleting.delete_session,
+        statuses=(204, 202),
+        errors=("run_active",),
+        writes=True,
+        waits="wait",
+    ),
+    Operation(
+        name="read_receipt",
+        method="GET",
+        path="/v1/sessions/{session}/receipt",
+        summary="Read the receipt of a deletion",
+        request=deleting.ReadReceipt,
+        answers=(deleting.Receipt,),
+        call=deleting.read_receipt,
     ),
     Operation(
         name="read_queue",

@@ -49,7 +49,7 @@ class Refused(CommandError):
 
 
 class Client:
-    """One conversation with the API. `post` and its like carry an idempotency key, so that a repeat has one effect."""
+    """One conversation with the API. `post` and `delete` carry an idempotency key, so that a repeat has one effect."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self.http = http
@@ -60,6 +60,9 @@ class Client:
 
     async def post(self, path: str, body: Mapping[str, object] | None = None) -> Any:
         return await self._ask("POST", path, body=body or {}, key=str(uuid.uuid4()))
+
+    async def delete(self, path: str, **params: object) -> Any:
+        return await self._ask("DELETE", path, params=params, key=str(uuid.uuid4()))
 
     async def _ask(
         self,

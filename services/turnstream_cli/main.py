@@ -10,7 +10,7 @@ from cyclopts import App, CycloptsError
 from rich.console import Console
 
 from turnstream.settings import SettingsError
-from turnstream_cli import asked, demo, look, serve, talk, tend
+from turnstream_cli import asked, delete, demo, look, serve, talk, tend
 from turnstream_cli.exits import CommandError, Exit
 
 HELP = """Event-sourced sessions and runs for AI agents.
@@ -26,7 +26,17 @@ def build() -> App:
     app = App(name="turnstream", help=HELP, version=version("turnstream"))
     for group, commands in {
         "Start": (serve.dev, demo.demo, serve.api, serve.runner, serve.projector),
-        TALK: (talk.send, talk.tail, talk.stop, talk.retry, asked.requests, asked.answer, asked.approve, asked.deny),
+        TALK: (
+            talk.send,
+            talk.tail,
+            talk.stop,
+            talk.retry,
+            delete.delete,
+            asked.requests,
+            asked.answer,
+            asked.approve,
+            asked.deny,
+        ),
         LOOK: (look.sessions, look.steps, look.ops),
         "Tend": (tend.rebuild, tend.fsck, tend.config),
     }.items():

@@ -53,12 +53,13 @@ class OverHttp:
         rest = {name: value for name, value in fields.items() if f"{{{name}}}" not in row.path}
         query = {name: rest.pop(name) for name in tuple(rest) if name in row.in_query}
         headers = {"Idempotency-Key": key} if key else {}
-        body = rest if row.has_body else None
+        sent = rest if row.has_body else None
         try:
-            answer = await self.http.request(row.method, path, params=query, json=body, headers=headers)
+            answer = await self.http.request(row.method, path, params=query, json=sent, headers=headers)
         except httpx.TransportError as error:
             raise NoAnswer(f"{operation} at {self.url}: {error!r}") from error
-        return Answer(answer.status_code, answer.json(), "idempotency-replayed" in answer.headers)
+        body = answer.json() if answer.content else {}
+        return Answer(answer.status_code, body, "idempotency-replayed" in answer.headers)
 
     async def close(self) -> None:
         await self.http.aclose()
@@ -81,7 +82,7 @@ class OverNats:
             raise NoAnswer(f"{operation} over NATS: {error!r}") from error
         said: Mapping[str, str] = message.headers or {}
         status = said.get("Nats-Service-Error-Code") or said.get("Status-Code") or "200"
-        return Answer(int(status), json.loads(message.data), said.get("Idempotency-Replayed") == "true")
+        return Answer(int(status), json.loads(message.data or b"{}"), said.get("Idempotency-Replayed") == "true")
 
 
 async def say(speaker: Speaker, session: str, text: str, **fields: Any) -> dict[str, Any]:

@@ -6,7 +6,9 @@ message's block of the file holds (8 MiB at most; measured 2026-11, nats-server 
 flight, and everybody else's writes go on in between.
 """
 
+from turnstream.broker.answers import Stored
 from turnstream.broker.connection import Broker
+from turnstream.broker.declare import STREAM_NOT_FOUND
 from turnstream.broker.errors import BrokerError
 
 
@@ -28,3 +30,25 @@ async def erase_message(broker: Broker, stream: str, seq: int) -> None:
     except BrokerError:
         if await broker.message(stream, {"seq": seq}) is not None:
             raise
+
+
+async def forget(broker: Broker, stream: str, subject: str, *, before: int | None = None) -> None:
+    """Takes the messages of a subject, which may hold wildcards, out of a stream in memory, or whose messages say
+    nothing; `before`: only those with a smaller sequence. Raises `BrokerFault`."""
+    which: dict[str, object] = {"filter": subject} | ({} if before is None else {"seq": before})
+    try:
+        await broker.api(f"STREAM.PURGE.{stream}", which)
+    except BrokerError as error:
+        if error.err_code != STREAM_NOT_FOUND:
+            raise
+
+
+async def following(broker: Broker, stream: str, subject: str, after: int) -> Stored | None:
+    """The first message of a subject, which may hold wildcards, behind a sequence, by the word of the stream's leader.
+    Raises `BrokerFault`."""
+    try:
+        return await broker.message(stream, {"seq": after + 1, "next_by_subj": subject})
+    except BrokerError as error:
+        if error.err_code == STREAM_NOT_FOUND:
+            return None
+        raise

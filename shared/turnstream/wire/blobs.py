@@ -21,7 +21,7 @@ from nats.js.object_store import ObjectStore
 from turnstream import subjects
 from turnstream.broker.connection import Broker
 from turnstream.broker.declare import ensure_stream
-from turnstream.broker.erasing import erase
+from turnstream.broker.erasing import erase, following
 from turnstream.broker.errors import BrokerFault, BrokerTimeout
 from turnstream.ids import SessionKey
 from turnstream.session.events import Blob
@@ -107,7 +107,7 @@ class Blobs:
         kept = {_token(name.removeprefix(f"{key}/")) for name in keep}
         after = 0
         everything = subjects.chunks(key, ">")
-        while found := await self._broker.message(STREAM, {"seq": after + 1, "next_by_subj": everything}):
+        while found := await following(self._broker, STREAM, everything, after):
             place = found.subject.rsplit(".", 2)[1]
             after = found.seq
             if place not in kept:

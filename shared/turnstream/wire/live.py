@@ -17,6 +17,7 @@ from nats.aio.msg import Msg
 from turnstream import subjects
 from turnstream.broker.connection import Broker
 from turnstream.broker.declare import ensure_stream
+from turnstream.broker.erasing import forget
 from turnstream.broker.errors import BrokerFault, BrokerTimeout
 from turnstream.ids import SessionKey
 
@@ -169,6 +170,10 @@ class Live:
             found += page
         newest = max((delta.attempt for delta in found), default=0)
         return [delta for delta in found if delta.attempt == newest]
+
+    async def forget(self, key: SessionKey) -> None:
+        """Keeps no delta of the session any longer. Raises `BrokerFault`."""
+        await forget(self._broker, subjects.DELTAS, subjects.delta(key, "*"))
 
     async def _page(self, subject: str, start: int) -> tuple[list[Delta], int | None]:
         """One batch from this sequence of `DELTAS` on, and where it ended; None if there is no more."""

@@ -7,6 +7,7 @@ sweep looks after runs that are overdue). It wakes, it decides nothing: what is 
 from turnstream import subjects
 from turnstream.broker.clock import format_time
 from turnstream.broker.connection import Broker
+from turnstream.broker.erasing import forget
 from turnstream.ids import SessionKey
 from turnstream.session.events import Due
 
@@ -40,5 +41,5 @@ class Timers:
         await self._broker.store(subjects.timer(key, what), b"", headers)
 
     async def drop(self, key: SessionKey, what: str) -> None:
-        """Takes the timer back, if it is still there. Raises `BrokerFault`."""
-        await self._broker.api(f"STREAM.PURGE.{subjects.WORK}", {"filter": subjects.timer(key, what)})
+        """Takes the timer back, if it is still there; `*`: all of the session. Raises `BrokerFault`."""
+        await forget(self._broker, subjects.WORK, subjects.timer(key, what))

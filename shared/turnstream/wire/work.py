@@ -6,6 +6,7 @@ harmless. Taking wake-ups is the runner's affair (`turnstream.broker.pull`), dri
 
 from turnstream import subjects
 from turnstream.broker.connection import Broker
+from turnstream.broker.erasing import forget
 from turnstream.ids import SessionKey
 
 
@@ -39,3 +40,8 @@ class Work:
         Raises `BrokerFault`."""
         found = await self._broker.message(subjects.WORK, {"last_by_subj": subjects.work(queue, key)})
         return found and found.seq
+
+    async def drop(self, key: SessionKey, before: int) -> None:
+        """Takes back the wake-ups of a session, of every queue, that were stored before the one with this sequence.
+        Raises `BrokerFault`."""
+        await forget(self._broker, subjects.WORK, subjects.work("*", key), before=before)
