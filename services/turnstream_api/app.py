@@ -228,7 +228,8 @@ def _specs(settings: Settings) -> dict[str, Spec]:
             policy = merged(server, parse_policy(agent.policy))
             specs[agent.name] = msgspec.structs.replace(msgspec.convert(agent.pinned(), Spec), policy=policy)
         except Rejected as error:
-            faults.append(agents.Fault(f"agent {agent.name}", str(error.details["field"]), error.message))
+            field = str(error.details["field"])
+            faults.append(agents.Fault(f"agent {agent.name}", field, error.message.removeprefix(f"{field}: ")))
     if faults:
         raise agents.AgentsError(faults)
     return specs

@@ -59,10 +59,11 @@ class ModelSettings(BaseModel):
 
     The key is `api_key`, else what the environment variable `api_key_env` holds when the model is first called.
     `silence` is how long the provider may send nothing before the call is given up; a model that reasons without
-    showing it, or is slow to begin, needs minutes.
+    showing it, or is slow to begin, needs minutes. Prices are of a million tokens, in any one currency; what the
+    provider had cached costs `cached_price`, or as much as other input.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     provider: Literal["openai", "demo"]
     model: str = ""
@@ -70,11 +71,20 @@ class ModelSettings(BaseModel):
     api_key: SecretStr | None = None
     api_key_env: str | None = None
     silence: PositiveFloat = 300.0
+    input_price: NonNegativeFloat | None = None
+    cached_price: NonNegativeFloat | None = None
+    output_price: NonNegativeFloat | None = None
+
+    @property
+    def has_prices(self) -> bool:
+        return self.input_price is not None and self.output_price is not None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.provider == "openai" and not self.model:
             raise ValueError("a model of provider 'openai' needs `model`, the provider's name for it")
+        if not self.has_prices and (self.input_price, self.cached_price, self.output_price) != (None, None, None):
+            raise ValueError("a model has both `input_price` and `output_price`, or no price at all")
         return self
 
 
@@ -109,8 +119,12 @@ class Settings(BaseSettings):
     models: dict[str, ModelSettings] = Field(
         default_factory=lambda: dict[str, ModelSettings](), description="logical model names"
     )
-    on_busy: Literal["reject", "queue"] = Field("reject", description="policy of a session that says nothing else")
-    inbox_on_busy: Literal["reject", "queue"] = Field("queue", description="policy of a session that the inbox opens")
+    policy: dict[str, object] = Field(
+        default_factory=lambda: dict[str, object](), description="policy of agents and sessions that say nothing else"
+    )
+    inbox_on_busy: Literal["reject", "queue"] = Field(
+        "queue", description="what a session that the inbox opens does with a message while busy, instead of `reject`"
+    )
 
     queues: Annotated[tuple[Name, ...], NoDecode] = Field(("default",), description="queues that a runner serves")
     runner_slots: PositiveInt = Field(64, description="runs at once in one runner process, for each queue")
@@ -130,6 +144,9 @@ class Settings(BaseSettings):
         524_288, description="largest event; longer tool results and answers go to the object store"
     )
     metadata_max: PositiveInt = Field(8_192, description="largest metadata of a session")
+    tombstone: PositiveInt = Field(
+        7 * 86_400, description="time that the id of an erased session is kept from late writers; then it is free"
+    )
 
     log_level: LogLevel = Field("info", description="least severe entry that is written")
     log_format: LogFormat = Field("json", description="`json`, or `console` for people")
@@ -250,7 +267,7 @@ def _field(variable: str) -> str:
     """What a variable sets, `__` between levels; empty if it is no setting."""
     path = variable.removeprefix(PREFIX)
     top = path.split("__", 1)[0].lower()
-    return path if top in Settings.model_fields and (top == "models" or "__" not in path) else ""
+    return path if top in Settings.model_fields and (top in ("models", "policy") or "__" not in path) else ""
 
 
 def _flatten(path: str, value: object) -> Iterator[tuple[str, object]]:

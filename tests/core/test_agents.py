@@ -9,18 +9,30 @@ import msgspec
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
-from turnstream.agents import Agent, AgentsError, Limits, Params, ToolContext, load, lookup, tool
+from turnstream.agents import Agent, AgentsError, Control, Limits, Params, ToolContext, load, lookup, tool
 from turnstream.agents.definition import define
+from turnstream.agents.tool import RESERVED
+from turnstream.session.events import ASK_USER, Spec
 from turnstream.session.events import Limits as SessionLimits
-from turnstream.session.events import Spec
 from turnstream.settings import ModelSettings
 
 WHOLE = """
 description = "Answers customers."
-model = "openai:gpt-5-mini"
+model = "priced"
 instructions = "Be brief."
 tools = ["add", "sleep"]
 queue = "slow"
+approval_timeout = 3600
+durable = true
+
+[approval]
+add = "always"
+
+[control]
+ask_user = true
+
+[policy]
+on_busy = "queue"
 
 [params]
 temperature = 0
@@ -34,7 +46,12 @@ max_model_calls = 6
 max_tool_calls = 0
 max_tokens = 10_000
 timeout = 1.5
+max_cost = 0.25
+max_same_calls = 3
+max_same_denials = 2
 """
+PRICES = {"priced": ModelSettings(provider="demo", input_price=1.0, output_price=2.0)}
+"""What a limited cost needs."""
 
 
 @pytest.fixture
@@ -67,26 +84,40 @@ def module(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, source: str
 
 def test_a_toml_file_and_a_json_file_say_the_same(folder: Path) -> None:
     write(folder, support=WHOLE)
-    agent = load(folder=folder).get("support")
+    agent = load(folder=folder, models=PRICES).get("support")
     assert agent == Agent(
         name="support",
         description="Answers customers.",
-        model="openai:gpt-5-mini",
+        model="priced",
         instructions="Be brief.",
         tools=("add", "sleep"),
         queue="slow",
+        control=Control(ask_user=True),
+        approval={"add": "always"},
+        approval_timeout=3600.0,
+        policy={"on_busy": "queue"},
+        durable=True,
         params=Params(temperature=0.0, max_tokens=500, stop=["END"], reasoning_effort="low"),
-        limits=Limits(max_steps=5, max_model_calls=6, max_tool_calls=0, max_tokens=10_000, timeout=1.5),
+        limits=Limits(
+            max_steps=5,
+            max_model_calls=6,
+            max_tool_calls=0,
+            max_tokens=10_000,
+            timeout=1.5,
+            max_cost=0.25,
+            max_same_calls=3,
+            max_same_denials=2,
+        ),
     )
     write(folder, other=agent.model_dump(mode="json") | {"name": "other"})
-    same = load(folder=folder).get("other")
+    same = load(folder=folder, models=PRICES).get("other")
     assert same is not None
     assert same.model_copy(update={"name": "support"}) == agent
 
 
 def test_a_run_pins_what_the_definition_says(folder: Path) -> None:
     write(folder, support=WHOLE)
-    agent = load(folder=folder).get("support")
+    agent = load(folder=folder, models=PRICES).get("support")
     assert agent is not None
     pinned = agent.pinned()
     spec = msgspec.convert(pinned, Spec)
@@ -94,12 +125,22 @@ def test_a_run_pins_what_the_definition_says(folder: Path) -> None:
         agent="support",
         version=agent.digest[:12],
         digest=agent.digest,
-        model="openai:gpt-5-mini",
+        model="priced",
         queue="slow",
-        limits=SessionLimits(max_steps=5, max_model_calls=6, max_tool_calls=0, max_tokens=10_000, timeout=1500),
+        limits=SessionLimits(
+            max_steps=5,
+            max_model_calls=6,
+            max_tool_calls=0,
+            max_tokens=10_000,
+            timeout=1500,
+            max_cost=250_000,
+            max_same_calls=3,
+            max_same_denials=2,
+        ),
+        durable=True,
     )
-    # Every field of a spec is said, and none that a spec does not have.
-    assert pinned.keys() == set(Spec.__struct_fields__)
+    # Every field of a spec is said, and none that it does not have; the policy is resolved where runs are asked for.
+    assert pinned.keys() == set(Spec.__struct_fields__) - {"policy"}
     assert msgspec.to_builtins(pinned["limits"]).keys() == set(SessionLimits.__struct_fields__)
 
 
@@ -124,6 +165,12 @@ def test_a_digest_is_of_the_content() -> None:
         digest(limits={"timeout": 1}),
         digest(params={"seed": 1}),
         digest(queue="slow"),
+        digest(control={"ask_user": True}),
+        digest(tools=["add"], approval={"add": "never"}),
+        digest(approval_timeout=1),
+        digest(policy={"on_busy": "queue"}),
+        digest(durable=True),
+        digest(limits={"max_same_denials": 4}),
     ]
     assert len({plain, *others}) == len(others) + 1
     assert plain == "307ada35f71d01c1e6371f032d3cd0f1", "a release must not change what agents are pinned by"
@@ -146,11 +193,15 @@ def test_every_fault_is_named_at_once_with_its_path(folder: Path) -> None:
             "name": "No Name",
             "temprature": 1,
             "params": {"temperature": 9, "top_k": 1},
-            "limits": {"max_steps": 0, "max_tool_calls": "3", "timeout": -1, "cost": 1, "fuel": 2},
+            "limits": {"max_steps": 0, "max_tool_calls": "3", "timeout": -1, "max_cost": 0, "fuel": 2},
             "tools": ["add", "not a name", 3],
             "mcp": {},
             "graph": {},
-            "approval": {"add": "always"},
+            "control": {"ask_user": 1, "delegate": True, "fly": True},
+            "approval": {"add": "sometimes"},
+            "approval_timeout": 0,
+            "policy": "strict",
+            "durable": "yes",
         },
         broken="model = ",
         empty="",
@@ -164,10 +215,16 @@ def test_every_fault_is_named_at_once_with_its_path(folder: Path) -> None:
     assert [fault.partition(": ")[0] for fault in found] == sorted(fault.partition(": ")[0] for fault in found)
     text = "\n".join(found)
     for path in (
-        "bad.json: approval: not available in this release",
+        "bad.json: control.ask_user: ",
+        "bad.json: control.delegate: not available in this release",
+        "bad.json: control.fly: unknown field",
+        "bad.json: approval.add: ",
+        "bad.json: approval_timeout: ",
+        "bad.json: policy: ",
+        "bad.json: durable: ",
         "bad.json: graph: not available in this release",
         "bad.json: mcp: not available in this release",
-        "bad.json: limits.cost: not available in this release",
+        "bad.json: limits.max_cost: ",
         "bad.json: name: ",
         "bad.json: model: field required",
         "bad.json: temprature: unknown field",
@@ -186,7 +243,7 @@ def test_every_fault_is_named_at_once_with_its_path(folder: Path) -> None:
         "list.json: is not an object",
     ):
         assert text.count(path) == 1, path
-    assert len(found) == 20
+    assert len(found) == 26
 
 
 @pytest.mark.parametrize("timeout", ["inf", "nan", "0", "1e300", "true", '"5"'])
@@ -196,12 +253,44 @@ def test_a_timeout_is_a_time(folder: Path, timeout: str) -> None:
     assert fault.startswith("a.toml: limits.timeout: ")
 
 
-@pytest.mark.parametrize("field", ["mcp", "control", "approval", "output", "policy", "durable", "graph"])
+@pytest.mark.parametrize("field", ["mcp", "output", "graph"])
 def test_what_is_not_there_yet_is_refused_by_name(folder: Path, field: str) -> None:
     write(folder, a={"model": "demo", field: True})
     assert faults(folder=folder) == [f"a.json: {field}: not available in this release"]
     with pytest.raises(ValidationError, match=f"{field}: not available in this release"):
         Agent(name="a", model="demo", **{field: True})
+
+
+def test_what_a_model_may_do_later_is_refused_by_name() -> None:
+    with pytest.raises(ValidationError, match="plan: not available in this release"):
+        Control.model_validate({"plan": True})
+
+
+def test_only_calls_of_its_own_tools_are_an_agent_s_to_have_approved(folder: Path) -> None:
+    write(folder, a='model = "demo"\ntools = ["add"]\napproval = {add = "always", sleep = "never", nope = "always"}')
+    assert faults(folder=folder) == ["a.toml: approval: no tool of this agent: nope, sleep"]
+
+
+@pytest.mark.parametrize("model", ["demo", "openai:gpt-5", "cheap", "nope"])
+def test_a_cost_is_limited_only_where_there_are_prices(folder: Path, model: str) -> None:
+    write(folder, a={"model": model, "limits": {"max_cost": 1.5}}, b={"model": "priced", "limits": {"max_cost": 1.5}})
+    found = faults(folder=folder, models={**PRICES, "cheap": ModelSettings(provider="demo")})
+    assert found[-1] == (
+        f"a.json: limits.max_cost: model {model!r} has no prices: they are settings of a logical model"
+    )
+    assert len(found) == 1 + (model == "nope")
+
+
+@pytest.mark.parametrize("prices", [{"input_price": 1}, {"output_price": 1}, {"cached_price": 1}])
+def test_a_model_has_all_its_prices_or_none(prices: dict[str, float]) -> None:
+    with pytest.raises(ValidationError, match="both `input_price` and `output_price`, or no price at all"):
+        ModelSettings(provider="demo", **prices)
+
+
+@pytest.mark.parametrize("price", [-1, float("inf"), float("nan")])
+def test_a_price_is_an_amount(price: float) -> None:
+    with pytest.raises(ValidationError, match="input_price"):
+        ModelSettings(provider="demo", input_price=price, output_price=1)
 
 
 def test_an_agent_is_defined_once(folder: Path, tmp_path: Path) -> None:
@@ -236,6 +325,8 @@ def test_the_default_agent_is_always_there_with_the_built_in_tools() -> None:
         == {
             "add",
             "alone",
+            "ask_errand",
+            "ask_first",
             "count_words",
             "errand",
             "fail",
@@ -406,13 +497,17 @@ def test_a_function_that_does_not_do_is_refused_where_it_is_defined(function: An
 
 
 def test_options_that_do_not_do_are_refused() -> None:
-    with pytest.raises(ValueError, match="approval is not available in this release"):
-        tool(approval="always")
+    for approval in ("always", "never", None, 1):
+        with pytest.raises(TypeError, match="approval must be true or false"):
+            tool(approval=approval)
     for timeout in (0, -1, float("nan")):
         with pytest.raises(ValueError, match="timeout must be more than 0"):
             tool(timeout=timeout)
     with pytest.raises(ValueError, match="is no name for a tool"):
         tool(name="not a name")(positional)
+    with pytest.raises(ValueError, match="it is how a model asks a person"):
+        tool(name=ASK_USER)(positional)
+    assert {ASK_USER} == RESERVED
 
 
 def test_a_logical_name_goes_before_all_others() -> None:

@@ -11,7 +11,7 @@ runner.
     support = Agent(name="support", model="openai:gpt-5-mini", instructions="Be brief.", tools=[weather])
 """
 
-from turnstream.agents.definition import Agent, Limits, Params
+from turnstream.agents.definition import Agent, Control, Limits, Params
 from turnstream.agents.errors import AgentsError, Fault
 from turnstream.agents.load import Agents, load
 from turnstream.agents.models import lookup
@@ -21,6 +21,7 @@ __all__ = [
     "Agent",
     "Agents",
     "AgentsError",
+    "Control",
     "Fault",
     "Limits",
     "Params",

@@ -49,6 +49,20 @@ async def alone(seconds: Seconds = 0) -> str:
     return "was alone"
 
 
+@tool(idempotent=True, approval=True)
+def ask_first(text: str = "done") -> str:
+    """Returns the text, once a person has approved the call."""
+    return text
+
+
+@tool(approval=True)
+async def ask_errand(seconds: Seconds = 0) -> str:
+    """Waits like `errand`, once a person has approved the call: something that must be done neither unasked nor twice.
+    To see what becomes of an approval when a runner dies."""
+    await asyncio.sleep(seconds)
+    return "done, as approved"
+
+
 @tool(idempotent=True)
 def receipt(context: ToolContext) -> dict[str, str]:
     """What a tool is told about the call it serves: the key by which a repeat can be recognised."""
@@ -69,4 +83,15 @@ def repeat(text: Annotated[str, Field(max_length=4096)], times: Annotated[int, F
     return text * times
 
 
-TOOLS: Final[tuple[Tool[..., object], ...]] = (add, alone, count_words, errand, fail, receipt, repeat, sleep)
+TOOLS: Final[tuple[Tool[..., object], ...]] = (
+    add,
+    alone,
+    ask_errand,
+    ask_first,
+    count_words,
+    errand,
+    fail,
+    receipt,
+    repeat,
+    sleep,
+)

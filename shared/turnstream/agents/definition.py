@@ -18,6 +18,7 @@ from pydantic import (
     PositiveInt,
     StringConstraints,
     ValidationError,
+    ValidationInfo,
     field_serializer,
     field_validator,
     model_validator,
@@ -29,9 +30,11 @@ from turnstream.agents.tool import NAME as TOOL_NAME
 from turnstream.agents.tool import Tool
 from turnstream.ids import NAME, digest
 
-LATER: Final = frozenset({"mcp", "control", "approval", "output", "policy", "durable", "graph"})
+LATER: Final = frozenset({"mcp", "output", "graph"})
 """Fields of an agent that are known and not there yet."""
-LATER_LIMITS: Final = frozenset({"cost"})
+LATER_CONTROL: Final = frozenset({"delegate", "plan"})
+COST_UNIT: Final = 1_000_000
+"""What a run's costs are counted in, parts of the currency."""
 NOT_AVAILABLE: Final = "not available in this release"
 
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME.pattern}$")]
@@ -74,23 +77,37 @@ class Params(_Definition):
         return self.model_dump(exclude_none=True)
 
 
+class Control(_Definition):
+    """What the model may do besides calling tools: ask a person (`conversation_ask_user`)."""
+
+    ask_user: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_later(cls, data: object) -> object:
+        return _refuse(data, LATER_CONTROL)
+
+
 class Limits(_Definition):
-    """What one run may use. `timeout` is in seconds, from the run's first start."""
+    """What one run may use. `timeout` is in seconds, from the run's first start; `max_cost` is in the currency that the
+    models' prices are in. `max_same_calls` calls of one tool with the same arguments end a run, and so do
+    `max_same_denials` denials of them."""
 
     max_steps: PositiveInt = 32
     max_model_calls: PositiveInt = 32
     max_tool_calls: Annotated[int, Field(ge=0)] = 64
     max_tokens: PositiveInt | None = None
     timeout: Annotated[float, Field(gt=0, le=366 * 86_400)] = 600.0
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_later(cls, data: object) -> object:
-        return _refuse(data, LATER_LIMITS)
+    max_cost: Annotated[float, Field(ge=1 / COST_UNIT, le=1e9)] | None = None
+    max_same_calls: Annotated[int, Field(ge=2)] = 5
+    max_same_denials: Annotated[int, Field(ge=2)] = 3
 
 
 class Agent(_Definition):
-    """Who answers. `tools` are names of registered tools, or the tools themselves."""
+    """Who answers. `tools` are names of registered tools, or the tools themselves. `approval` says of a tool whether a
+    person has to approve its calls, in place of what the tool itself says; one that nobody decides on within
+    `approval_timeout` seconds is denied. `policy` holds fields of a session's policy. A `durable` agent's runs go on
+    after a crash under the policy `recovery = "durable"`."""
 
     name: Name
     description: str = ""
@@ -98,6 +115,11 @@ class Agent(_Definition):
     instructions: str = ""
     params: Params = Params()
     tools: Sequence[Annotated[str | AnyTool, PlainValidator(_tool_or_name)]] = ()
+    control: Control = Control()
+    approval: Mapping[str, Literal["always", "never"]] = {}
+    approval_timeout: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
+    policy: Mapping[str, object] = {}
+    durable: bool = False
     limits: Limits = Limits()
     queue: Name = "default"
 
@@ -113,6 +135,14 @@ class Agent(_Definition):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise PydanticCustomError("twice", "named twice: {names}", {"names": ", ".join(twice)})
         return tuple(tools)
+
+    @field_validator("approval")
+    @classmethod
+    def _approves_own_tools(cls, approval: Mapping[str, str], info: ValidationInfo) -> Mapping[str, str]:
+        tools = cast("Sequence[str | AnyTool] | None", info.data.get("tools"))
+        if tools is not None and (unknown := sorted(set(approval) - {_name_of(tool) for tool in tools})):
+            raise PydanticCustomError("approval", "no tool of this agent: {names}", {"names": ", ".join(unknown)})
+        return approval
 
     @field_serializer("tools")
     def _dump_tools(self, tools: Sequence[str | AnyTool]) -> list[str]:
@@ -149,7 +179,11 @@ class Agent(_Definition):
                 "max_tool_calls": limits.max_tool_calls,
                 "max_tokens": limits.max_tokens,
                 "timeout": max(1, round(limits.timeout * 1000)),
+                "max_cost": None if limits.max_cost is None else round(limits.max_cost * COST_UNIT),
+                "max_same_calls": limits.max_same_calls,
+                "max_same_denials": limits.max_same_denials,
             },
+            "durable": self.durable,
         }
 
 
@@ -157,11 +191,11 @@ def define(where: str, data: Mapping[str, object]) -> Agent:
     """The agent that `data` says. Raises `AgentsError` with every fault in it."""
     rest = dict(data)
     faults = [Fault(where, field, NOT_AVAILABLE) for field in sorted(LATER & rest.keys())]
-    limits = rest.get("limits")
-    if isinstance(limits, Mapping):
-        said = dict(cast(Mapping[str, object], limits))
-        faults += [Fault(where, f"limits.{field}", NOT_AVAILABLE) for field in sorted(LATER_LIMITS & said.keys())]
-        rest["limits"] = {name: value for name, value in said.items() if name not in LATER_LIMITS}
+    control = rest.get("control")
+    if isinstance(control, Mapping):
+        said = dict(cast(Mapping[str, object], control))
+        faults += [Fault(where, f"control.{field}", NOT_AVAILABLE) for field in sorted(LATER_CONTROL & said.keys())]
+        rest["control"] = {name: value for name, value in said.items() if name not in LATER_CONTROL}
     rest = {name: value for name, value in rest.items() if name not in LATER}
     try:
         agent = Agent.model_validate(rest)

@@ -15,7 +15,7 @@ from typing import cast
 from pydantic import ValidationError
 
 from turnstream.agents import builtin
-from turnstream.agents.definition import Agent, AnyTool, define, faults_of
+from turnstream.agents.definition import Agent, AnyTool, Control, define, faults_of
 from turnstream.agents.errors import AgentsError, Fault
 from turnstream.agents.models import lookup
 from turnstream.agents.tool import Tool
@@ -123,7 +123,13 @@ class _Found:
         """The built-in tools give way to tools of the same name, as the built-in agent gives way to another."""
         self.tools = {tool.name: tool for tool in builtin.TOOLS} | self.tools
         names = [tool.name for tool in builtin.TOOLS]
-        default = Agent(name=DEFAULT_AGENT, description="Answers where no agent is named.", model=model, tools=names)
+        default = Agent(
+            name=DEFAULT_AGENT,
+            description="Answers where no agent is named.",
+            model=model,
+            tools=names,
+            control=Control(ask_user=True),
+        )
         self.agents.setdefault(DEFAULT_AGENT, default)
         self._source.setdefault(DEFAULT_AGENT, "settings")
 
@@ -135,6 +141,10 @@ class _Found:
                 lookup(agent.model, models)
             except LookupError as error:
                 self.faults.append(Fault(where, "model", str(error)))
+            model = models.get(agent.model)
+            if agent.limits.max_cost is not None and not (model and model.has_prices):
+                what = f"model {agent.model!r} has no prices: they are settings of a logical model"
+                self.faults.append(Fault(where, "limits.max_cost", what))
             for i, tool in enumerate(agent.tool_names):
                 if tool not in self.tools:
                     known = ", ".join(sorted(self.tools))

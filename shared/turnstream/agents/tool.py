@@ -20,6 +20,8 @@ P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+RESERVED = frozenset({"conversation_ask_user"})
+"""What a model asks for besides tools."""
 TIMEOUT = 60.0
 """Seconds that a tool gets unless it says otherwise."""
 
@@ -45,8 +47,8 @@ class Tool(Generic[P, R]):
     """A tool as defined. Called like the function it was made of, it is that function.
 
     `idempotent`: a call that was cut off by a crash may be repeated. `timeout` is in seconds. `exclusive`: never runs
-    beside another call of its run. `arguments` is the pydantic model of the arguments, its fields found under
-    `names`; `context` names the parameter that takes the `ToolContext`.
+    beside another call of its run. `approval`: a person has to approve each call before. `arguments` is the pydantic
+    model of the arguments, its fields found under `names`; `context` names the parameter that takes the `ToolContext`.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Tool(Generic[P, R]):
     idempotent: bool
     timeout: float
     exclusive: bool
+    approval: bool
     is_async: bool
     arguments: type[BaseModel]
     names: dict[str, str]
@@ -77,7 +80,7 @@ def tool(
     idempotent: bool = False,
     timeout: float = TIMEOUT,
     exclusive: bool = False,
-    approval: object = None,
+    approval: bool = False,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 
 
@@ -90,12 +93,12 @@ def tool(
     idempotent: bool = False,
     timeout: float = TIMEOUT,
     exclusive: bool = False,
-    approval: object = None,
+    approval: bool = False,
 ) -> Tool[P, R] | Callable[[Callable[P, R]], Tool[P, R]]:
     """Makes a tool of a function, sync or async. Name and description are the function's own name and docstring unless
     given. Raises TypeError or ValueError for a function or option that does not do."""
-    if approval is not None:
-        raise ValueError("approval is not available in this release")
+    if not isinstance(approval, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"approval must be true or false, not {approval!r}")
     if not timeout > 0:
         raise ValueError(f"timeout must be more than 0 seconds, not {timeout}")
 
@@ -103,6 +106,8 @@ def tool(
         label = name or getattr(function, "__name__", "")
         if not NAME.fullmatch(label):
             raise ValueError(f"{label!r} is no name for a tool: up to 64 letters, digits, '_' or '-'")
+        if label in RESERVED:
+            raise ValueError(f"{label!r} is no name for a tool: it is how a model asks a person")
         arguments, names, context = _arguments(label, function)
         return Tool(
             name=label,
@@ -111,6 +116,7 @@ def tool(
             idempotent=idempotent,
             timeout=timeout,
             exclusive=exclusive,
+            approval=approval,
             is_async=inspect.iscoroutinefunction(function),
             arguments=arguments,
             names=names,

@@ -1,0 +1,45 @@
+"""What the API pins for runs: each agent's definition, with the policy that the server and the agent say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnstream.agents import AgentsError
+from turnstream.session.policy import resolve
+from turnstream.settings import Settings
+from turnstream_api.app import _specs
+
+
+def folder(tmp_path: Path, **agents: dict[str, Any]) -> Path:
+    for name, policy in agents.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"model": "demo", "policy": policy}))
+    return tmp_path
+
+
+def test_an_agent_says_more_than_the_server_and_only_of_itself(tmp_path: Path) -> None:
+    where = folder(tmp_path, quick={"on_busy": "steer"}, other={})
+    specs = _specs(Settings(agents_dir=where, policy={"preset": "workspace", "clock": "wall"}))
+    quick, other = resolve(specs["quick"].policy), resolve(specs["other"].policy)
+    assert (quick.on_busy, quick.clock, quick.empty) == ("steer", "wall", "note")
+    assert (other.on_busy, other.clock, other.empty) == ("queue", "wall", "note")
+
+
+def test_a_policy_that_does_not_do_names_agent_and_field_and_all_are_named_at_once(tmp_path: Path) -> None:
+    where = folder(
+        tmp_path,
+        a={"on_busy": "never"},
+        b={"history": {"window": "fit"}},
+        c={"preset": "strict", "mood": "good"},
+        d={"on_message": "answer"},
+        e={"on_busy": "queue"},
+    )
+    with pytest.raises(AgentsError) as caught:
+        _specs(Settings(agents_dir=where))
+    assert [str(fault) for fault in caught.value.faults] == [
+        "agent a: policy.on_busy: must be one of reject, queue, steer, interrupt, parallel",
+        "agent b: policy.history.window: 'fit' is not available in this release",
+        "agent c: policy.mood: no such policy field",
+        "agent d: policy.on_message: must be an object",
+    ]
