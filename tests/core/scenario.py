@@ -283,7 +283,7 @@ def retry() -> RetrySession:
 
 
 def delete(**fields: Any) -> DeleteSession:
-    return DeleteSession(origin=origin("delete"), specs=AGENTS, **fields)
+    return DeleteSession(**{"origin": origin("delete"), "specs": AGENTS, **fields})
 
 
 def erase(removed: int = 0) -> EraseSession:
