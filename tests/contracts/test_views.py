@@ -12,8 +12,9 @@ from tests.support.waiting import eventually
 
 from turnstream.ids import SessionKey
 from turnstream.session.events import MessageWithdrawn, RunReleased
-from turnstream.session.state import Session, evolve
-from turnstream.views import generations, runs, sessions
+from turnstream.session.state import Run, Session, evolve
+from turnstream.views import generations, runs, session_row, sessions
+from turnstream.views.batch import Batch
 from turnstream.views.database import Checkpoint, Commits, Database, NotReady
 from turnstream.views.generations import Overtaken, Writer
 
@@ -23,37 +24,58 @@ from turnstream.views.generations import Overtaken, Writer
 async def test_s52_rows_are_the_same_however_the_log_is_cut_into_batches(
     database: Database, seed: int, data: st.DataObject
 ) -> None:
-    events = wander(random.Random(seed), 60)
-    cuts = sorted(data.draw(st.sets(st.integers(1, len(events) - 1), max_size=12)))
+    entries = wander(random.Random(seed), 120).entries
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(entries) - 1), max_size=20)))
     await generations.prepare(database, LOG)
     at = await generations.create(database, LOG)
     writer = Writer(database, at)
-    for begin, end in zip([0, *cuts], [*cuts, len(events)], strict=True):
+    for begin, end in zip([0, *cuts], [*cuts, len(entries)], strict=True):
         if data.draw(st.booleans()):  # the projector died here: the next one knows only what was committed
             writer = Writer(database, Checkpoint(at.generation, writer.position, LOG))
-        await writer.apply(events[begin:end], events[end - 1].seq)
+        await writer.apply(entries[begin:end], entries[end - 1].seq)
     found = await rows(database, at.generation)
-    assert found == await fresh(events)
-    assert found["sessions"]
+    assert found == await fresh(entries)
+    assert any(found.values())
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32))
+async def test_s52_what_was_removed_from_the_log_leaves_no_trace(seed: int) -> None:
+    """The rows of those who saw sessions live, and the rows made of what deletions have left of the log."""
+    log = wander(random.Random(seed), 150)
+    assert await fresh(log.entries) == await fresh(log.left)
 
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_rows_say_of_status_and_runs_what_the_core_folds(seed: int) -> None:
-    events = wander(random.Random(seed), 80)
+    events = wander(random.Random(seed), 80).events
     folds: dict[SessionKey, Session] = {}
-    found: dict[SessionKey, sessions.Row] = {}
+    batch = Batch(events)
+    batch.fold()
     for recorded in events:
         key = recorded.event.key
-        fold = folds[key] = evolve(folds.get(key, Session(key=key)), recorded)
-        row = found[key] = sessions.fold(found.get(key, sessions.NEW), recorded)
-        assert [(run.n, run.status, run.attempt) for run in row.live] == [
-            (run.n, run.status, run.attempt) for run in fold.runs
+        folds[key] = evolve(folds.get(key, Session(key=key)), recorded)
+    for key, fold in folds.items():
+        row = batch.sessions.get(str(key), session_row.NEW)
+        if fold.deleted:
+            assert bool(row.deleted) == (not fold.deleted.erased) and not row.live
+            continue
+        assert [(run.n, run.status, run.attempt, run.requests) for run in row.live] == [
+            (run.n, run.status, run.attempt, tuple(request.k for request in run.requests)) for run in fold.runs
         ]
-        shown, active = row.active(), fold.holder or fold.next_run
-        assert (shown and shown.n) == (active and active.n)
-        assert (row.seq, row.last_run, row.last_end) == (fold.seq, fold.last_run, fold.last_end)
+        wanting = [run.n for run in fold.runs if run.status == "running" or run in fold.startable or _is_to_end(run)]
+        assert [run.n for run in row.live if row.wants_runner(run.n)] == wanting
+        assert (row.seq, row.last_run) == (fold.seq, fold.last_run)
         assert (row.agent, row.policy, row.one_shot) == (fold.agent, fold.policy, fold.one_shot)
+        for run in fold.runs:
+            kept = batch.runs[f"{key}.{run.n}"]
+            assert kept.folded == run
+            assert (kept.status, kept.message_ids, kept.usage) == (run.status, run.message_ids, run.usage)
+
+
+def _is_to_end(run: Run) -> bool:
+    return run.is_to_end and run.status == "queued"
 
 
 async def test_rows_ignore_what_the_core_ignores(database: Database) -> None:
@@ -260,7 +282,7 @@ async def test_runs_that_are_live_are_counted(database: Database) -> None:
     log.say("s2", "three")
     await Views(database).show(log.events)
     live = await runs.count_live(database, "default")
-    assert (live.queued, live.running, live.oldest_queued_at) == (2, 1, log.time)
+    assert (live.queued, live.running, live.waiting, live.oldest_queued_at) == (2, 1, 0, log.time)
     assert (await runs.count_live(database, "other")).queued == 0
     assert (await runs.count_live(database)).running == 1
     later = log.time + 1
@@ -284,4 +306,4 @@ async def test_of_many_live_runs_each_session_is_read_once(database: Database, m
     monkeypatch.setattr(sessions, "parse", count)
     found = await runs.live_before(database, log.time + 1, limit=100)
     assert len(found) == 40 and len(parsed) == 2
-    assert [(run.key.session, run.row.n) for run in found if run.is_next] == [("s0", 1), ("s1", 1)]
+    assert [(run.key.session, run.row.n) for run in found if run.wants_runner] == [("s0", 1), ("s1", 1)]

@@ -9,15 +9,21 @@ from tests.support.waiting import eventually
 from turnstream import subjects
 from turnstream.broker.connection import Broker
 from turnstream.ids import SessionKey, derive
-from turnstream.log import codec
+from turnstream.log import archive, codec
 from turnstream.log.messages import EXPECTED
 from turnstream.session.commands import (
+    AnswerRequest,
     CancelRun,
     Command,
+    DeleteSession,
+    EraseSession,
+    ExpireRequest,
     OpenSession,
     Origin,
     PostMessage,
     RecordFact,
+    RetrySession,
+    RunFact,
     StartRun,
     UpdateSession,
     WithdrawMessage,
@@ -25,6 +31,9 @@ from turnstream.session.commands import (
 from turnstream.session.decide import decide
 from turnstream.session.errors import Rejected
 from turnstream.session.events import (
+    ASK_USER,
+    Ask,
+    DeleteMode,
     Error,
     Event,
     Fact,
@@ -36,6 +45,9 @@ from turnstream.session.events import (
     RunEnded,
     RunReleased,
     RunStarted,
+    RunSteered,
+    RunWaiting,
+    SessionErased,
     Spec,
     Title,
     ToolCall,
@@ -45,32 +57,39 @@ from turnstream.session.events import (
     Usage,
     Wake,
 )
-from turnstream.session.state import Run, Session, evolve
+from turnstream.session.policy import parse_policy
+from turnstream.session.state import Run, Session, evolve, request_id
 from turnstream.subjects import MESSAGE_ID, TYPE
+from turnstream.views.batch import Archived
 from turnstream_projector.reading import extent
 
 SPECS = {
     name: Spec(agent=name, version="v1", digest="d1", model="demo", queue=queue)
     for name, queue in (("default", "default"), ("painter", "gpu"))
 }
+Entry = Recorded | Archived
 BEGIN = 1_700_000_000_000
 
 
 class Log:
-    """A log in a list. `events` are as a reader of the stream gets them."""
+    """A log in a list. `entries` are as a reader of the stream gets them: events, and records of runs."""
 
     def __init__(self, *, account: str = "default", time: int = BEGIN) -> None:
         self.account = account
         self.time = time
         self.seq = 0
-        self.events: list[Recorded] = []
+        self.entries: list[Entry] = []
         self.sessions: dict[SessionKey, Session] = {}
+
+    @property
+    def events(self) -> list[Recorded]:
+        return [entry for entry in self.entries if isinstance(entry, Recorded)]
 
     def key(self, session: str) -> SessionKey:
         return SessionKey(self.account, session)
 
     def origin(self, actor: str = "user:ann") -> Origin:
-        return Origin(id=derive("test", self.account, len(self.events), self.seq), actor=actor, time=self.time)
+        return Origin(id=derive("test", self.account, len(self.entries), self.seq), actor=actor, time=self.time)
 
     def do(self, session: str, command: Command) -> Recorded | None:
         """What `decide` says of the command, stored. Raises `Rejected`."""
@@ -89,7 +108,7 @@ class Log:
         payload = _encode(event)
         recorded = codec.decode(payload, seq=self.seq, previous=before.seq, time=self.time)
         self.sessions[event.key] = evolve(before, recorded)
-        self.events.append(recorded)
+        self.entries.append(recorded)
         return recorded
 
     # --- what happens in most sessions ----------------------------------------------------------------------------
@@ -97,14 +116,23 @@ class Log:
     def open(self, session: str, **opens: object) -> Recorded | None:
         return self.do(session, OpenSession(origin=self.origin(), opens=msgspec.convert(opens, Opens)))
 
-    def say(self, session: str, text: str, *, message: str = "", agent: str | None = None, busy: str = "queue") -> str:
-        """A message; the run it starts or waits for."""
+    def say(
+        self,
+        session: str,
+        text: str,
+        *,
+        message: str = "",
+        agent: str | None = None,
+        busy: str = "queue",
+        author: str = "user:ann",
+    ) -> str:
+        """A message; the run that was asked for last."""
         policy = msgspec.convert({"on_busy": busy}, PolicyData)
         name = message or f"m{self.seq + 1}"
         command = PostMessage(
-            origin=self.origin(),
+            origin=self.origin(author),
             message_id=name,
-            author="user:ann",
+            author=author,
             content=(Part(text=text),),
             specs=SPECS,
             agent=agent,
@@ -114,15 +142,16 @@ class Log:
         self.do(session, command)
         return self.key(session).run(self.sessions[self.key(session)].last_run)
 
-    def start(self, session: str, n: int, *, trigger: str = "message", work: int = 0) -> None:
+    def start(self, session: str, n: int, *, work: int = 0) -> None:
         run = self._run(session, n)
+        trigger, message_ids = run.next_start()
         started = RunStarted(
             run=n,
             attempt=run.attempt + 1,
             runner="runner:one",
             wake=Wake(work=work or self.seq, cause=run.requested_seq, delivery=1),
-            trigger=msgspec.convert(trigger, type=RunStarted.__annotations__["trigger"]),
-            message_ids=run.message_ids if run.attempt == 0 else (),
+            trigger=trigger,
+            message_ids=message_ids,
             model="demo",
         )
         gone = frozenset({run.wake.work}) if run.wake else frozenset[int]()
@@ -133,6 +162,81 @@ class Log:
         ended = {"status": "completed", "content": content, "duration": 12, "step_usage": Usage(output_tokens=3)}
         fact = RunEnded(**{"run": n, "attempt": run.attempt, **ended, **fields})  # pyright: ignore
         self.do(session, RecordFact(origin=self.origin("runner:one"), fact=fact))
+
+    def report(self, session: str, fact: RunFact) -> None:
+        """What a runner reports of a run."""
+        self.do(session, RecordFact(origin=self.origin("runner:one"), fact=fact))
+
+    def reply(self, session: str, n: int, *calls: ToolCall, **fields: object) -> None:
+        """A step that asks for these calls."""
+        run = self._run(session, n)
+        said = {"content": "let me see", "usage": Usage(input_tokens=10, output_tokens=2), "duration": 30}
+        step = {"run": n, "attempt": run.attempt, "step": run.steps + 1, "tool_calls": calls}
+        self.report(session, ModelReplied(**{**step, **said, **fields}))  # pyright: ignore
+
+    def ask(self, session: str, n: int, **fields: object) -> None:
+        """Asks for everything that the run's open calls need, and waits."""
+        run = self._run(session, n)
+        requests = [
+            Ask(
+                **{
+                    "request": request_id(self.sessions[self.key(session)], n, run.asked + number),
+                    "kind": call.asks,
+                    "call_id": call.id,
+                    "prompt": f"May I, {call.id}?",
+                    "digest": "d1" if call.asks == "approval" else "",
+                    **fields,
+                }  # pyright: ignore
+            )
+            for number, call in enumerate([call for call in run.open_calls if call.asks and not call.request], 1)
+        ]
+        self.report(session, RunWaiting(run=n, attempt=run.attempt, requests=tuple(requests)))
+
+    def waits(self, session: str, *kinds: str, **fields: object) -> int:
+        """A turn that waits for these: the number of its run."""
+        self.say(session, "hello")
+        n = self.sessions[self.key(session)].last_run
+        self.start(session, n)
+        calls = tuple(
+            ToolCall(id=f"c{k}", name=ASK_USER if kind == "question" else "remove", arguments="{}", asks=kind)  # pyright: ignore
+            for k, kind in enumerate(kinds, 1)
+        )
+        self.reply(session, n, *calls)
+        self.ask(session, n, **fields)
+        return n
+
+    def answer(self, session: str, n: int, k: int | None = None, answer: object = None, **fields: object) -> None:
+        command = AnswerRequest(origin=self.origin("user:bob"), run=n, request=k, answer=answer, **fields)  # pyright: ignore
+        self.do(session, command)
+
+    def delete(self, session: str, mode: DeleteMode = "erase") -> None:
+        self.do(session, DeleteSession(origin=self.origin(), specs=SPECS, mode=mode, active="cancel"))
+
+    def erase(self, session: str, *, archives: bool = True) -> None:
+        """Ends a deletion as a runner does: keeps what is kept of each run, removes what there was, and says so."""
+        key = self.key(session)
+        deleted = self.sessions[key].deleted
+        assert deleted
+        events = [entry for entry in self.entries if isinstance(entry, Recorded) and entry.event.key == key]
+        if deleted.mode == "detach" and archives:
+            for n, own in archive.split(events).items():
+                self.seq += 1
+                run, kept = archive.decode(archive.encode(key, n, own, 1 << 20), self.seq)
+                self.entries.append(Archived(seq=self.seq, key=key, run=run, events=kept))
+        self.do(session, EraseSession(origin=self.origin("runner:one"), events_removed=len(events)))
+
+    @property
+    def left(self) -> list[Entry]:
+        """The log as it is once everything was removed that deletions remove."""
+        begins = {}
+        for entry in self.entries:
+            if isinstance(entry, Recorded) and isinstance(entry.event.data, SessionErased):
+                begins[entry.event.key] = entry.seq
+        return [
+            entry
+            for entry in self.entries
+            if isinstance(entry, Archived) or entry.seq >= begins.get(entry.event.key, 0)
+        ]
 
     def turn(self, session: str, text: str = "hello", answer: str = "hi") -> int:
         """A whole turn: three events. The number of its run."""
@@ -164,74 +268,89 @@ def _encode(event: Event) -> bytes:
     return msgspec.json.encode(record)
 
 
-def wander(rng: random.Random, steps: int, *, sessions: int = 4, faults: bool = True) -> list[Recorded]:
-    """A log of `steps` events over a few sessions: commands that `decide` lets in and, with `faults`, now and then
-    something it would not."""
+def wander(rng: random.Random, steps: int, *, sessions: int = 6, faults: bool = True) -> Log:
+    """A log of at least `steps` entries over a few sessions: commands that `decide` lets in and, with `faults`, now and
+    then something it would not."""
     log = Log()
     names = [f"s{n}" for n in range(sessions)]
-    while len(log.events) < steps:
+    while len(log.entries) < steps:
         log.time += rng.choice((0, 0, 1, 40, 5000))
         name = rng.choice(names)
         try:
             _step(log, rng, name, log.sessions.get(log.key(name), Session(key=log.key(name))), faults)
         except Rejected:
             continue
-    return log.events
+    return log
 
 
 def _step(log: Log, rng: random.Random, name: str, session: Session, faults: bool) -> None:
     run = rng.choice(session.runs) if session.runs else None
-    match rng.randrange(14):
+    match rng.randrange(24):
         case 0:
             log.do(name, OpenSession(origin=log.origin(), opens=Opens(one_shot=rng.random() < 0.3)))
         case 1:
             title = Title(text=rng.choice(("Plan", "Ünïcode ☃ \0")), source="user") if rng.random() < 0.5 else None
-            log.do(name, UpdateSession(origin=log.origin(), title=title, metadata={"k": rng.randrange(3)}))
-        case 2 | 3 | 4 | 5:
-            log.say(name, rng.choice(("hello", "  two\nlines \0", "🙂" * 80)), agent=rng.choice((None, "painter")))
-        case 6 if run:
-            log.do(name, CancelRun(origin=log.origin(), run=run.n, reason="enough"))
+            policy = parse_policy(rng.choice(POLICIES)) if rng.random() < 0.5 else None
+            metadata: dict[str, object] = {"k": rng.randrange(3)}
+            log.do(name, UpdateSession(origin=log.origin(), title=title, metadata=metadata, policy=policy))
+        case 2 | 3 | 4 | 5 | 6:
+            text, agent = rng.choice(("hello", "  two\nlines \0", "🙂" * 80)), rng.choice((None, None, "painter"))
+            busy = rng.choice(("queue", "steer", "steer", "interrupt", "parallel"))
+            log.say(name, text, agent=agent, busy=busy, author=rng.choice(("user:ann", "user:bob", "agent:x")))
         case 7 if run:
-            log.do(name, WithdrawMessage(origin=log.origin(), message_id=run.message_ids[0]))
-        case 8 if rng.random() < 0.2:
+            log.do(name, CancelRun(origin=log.origin(), run=run.n, reason="enough", disconnected=rng.random() < 0.2))
+        case 8 if run:
+            message = rng.choice((*run.message_ids, *run.steering))
+            log.do(name, WithdrawMessage(origin=log.origin(), message_id=message))
+        case 9 if rng.random() < 0.2:
             log.put(name, Unknown(type="plan.changed", raw=msgspec.Raw(b'{"items":[]}')))
-        case 9 if faults and run and rng.random() < 0.3:  # what a stale writer would store if nothing stopped it
+        case 10 if faults and run and rng.random() < 0.3:  # what a stale writer would store if nothing stopped it
             log.put(name, RunEnded(run=run.n, attempt=run.attempt, status=rng.choice(("completed", "failed"))))
-        case 10 if faults and rng.random() < 0.2 and session.last_run:
+        case 11 if faults and rng.random() < 0.2 and session.last_run:
             log.put(name, RunEnded(run=rng.randint(1, session.last_run), attempt=1, status="failed"))
+        case 12:
+            log.do(name, RetrySession(origin=log.origin(), specs=SPECS))
+        case 13 if rng.random() < 0.15:
+            if not session.deleted:
+                log.delete(name, rng.choice(("detach", "erase")))
+            elif not session.deleted.erased:
+                log.erase(name)
         case _ if run:
             _drive(log, rng, name, run)
         case _:
             pass
 
 
+POLICIES: tuple[dict[str, object], ...] = (
+    {"preset": "memory"},
+    {"preset": "thread", "clock": "wall"},
+    {"preset": "workspace", "starters": "people"},
+    {"on_message": {"question": "queue", "approval": "decline"}, "recovery": "fail", "titles": "none"},
+)
+
+
 def _drive(log: Log, rng: random.Random, name: str, run: Run) -> None:
-    """The next thing that a runner may report."""
+    """The next thing that a runner, or whoever is asked, may say."""
+    asking = [call for call in run.open_calls if call.asks and not call.request]
     if run.status == "queued" or rng.random() < 0.1:
-        log.start(name, run.n, trigger="recovery" if run.status == "running" else "message")
+        log.start(name, run.n)
+    elif run.status == "waiting":
+        _close(log, rng, name, run)
+    elif run.open_calls and len(asking) == len(run.open_calls):
+        expires = rng.choice((None, None, 1000))
+        log.ask(name, run.n, expires_in=expires, on_expiry=rng.choice(("fail", "null")))
     elif run.open_calls:
-        call = rng.choice(run.open_calls)
-        facts: Sequence[ToolStarted | ToolReturned] = (
-            ToolStarted(run=run.n, attempt=run.attempt, call_id=call.id),
-            ToolReturned(run=run.n, attempt=run.attempt, call_id=call.id, status="ok", output="42", duration=7),
-            ToolReturned(run=run.n, attempt=run.attempt, call_id=call.id, status="error", error="no"),
-        )
-        log.do(name, RecordFact(origin=log.origin("runner:one"), fact=rng.choice(facts)))
+        _carry_out(log, rng, name, run)
+    elif run.steering and rng.random() < 0.7:
+        log.report(name, RunSteered(run=run.n, attempt=run.attempt, message_ids=run.steering))
     elif rng.random() < 0.4:
-        calls = tuple(ToolCall(id=f"c{k}", name="add", arguments='{"a":1}') for k in range(rng.randrange(1, 3)))
-        reply = ModelReplied(
-            run=run.n,
-            attempt=run.attempt,
-            step=run.steps + 1,
-            content="let me see",
-            reasoning="hm",
-            tool_calls=calls,
-            usage=Usage(input_tokens=10, output_tokens=2),
-            duration=rng.choice((0, 30)),
-        )
-        log.do(name, RecordFact(origin=log.origin("runner:one"), fact=reply))
+        calls = [
+            ToolCall(id=f"c{k}", name="add", arguments='{"a":1}', asks=rng.choice((None, None, "question", "approval")))
+            for k in range(rng.randrange(1, 4))
+        ]
+        log.reply(name, run.n, *calls, reasoning="hm", duration=rng.choice((0, 30)))
     elif rng.random() < 0.2:
-        log.do(name, RecordFact(origin=log.origin("runner:one"), fact=RunReleased(run=run.n, attempt=run.attempt)))
+        log.report(name, RunReleased(run=run.n, attempt=run.attempt))
     else:
         error = Error(code="model_error", message="503")
         failed = {"status": "failed", "error": error, "content": ""} if rng.random() < 0.3 else {}
@@ -239,14 +358,43 @@ def _drive(log: Log, rng: random.Random, name: str, run: Run) -> None:
         log.end(name, run.n, **(cancelled or failed))
 
 
-async def publish(broker: Broker, events: Sequence[Recorded]) -> None:
-    """Stores these events in a stream that holds exactly what came before them, so that they keep their sequences."""
-    for recorded in events:
+def _close(log: Log, rng: random.Random, name: str, run: Run) -> None:
+    if not run.requests:
+        return
+    request = rng.choice(run.requests)
+    if rng.random() < 0.3:
+        log.do(name, ExpireRequest(origin=log.origin("runner:one"), run=run.n, request=request.k, now=log.time))
+    elif request.kind == "approval":
+        log.answer(name, run.n, request.k, approved=rng.random() < 0.5, reason=rng.choice(("", "why not")))
+    else:
+        log.answer(name, run.n, request.k, rng.choice(("blue", {"n": [1, None]})))
+
+
+def _carry_out(log: Log, rng: random.Random, name: str, run: Run) -> None:
+    call = rng.choice(run.open_calls)
+    facts: Sequence[ToolStarted | ToolReturned] = (
+        ToolStarted(run=run.n, attempt=run.attempt, call_id=call.id),
+        ToolReturned(run=run.n, attempt=run.attempt, call_id=call.id, status="ok", output="42", duration=7),
+        ToolReturned(run=run.n, attempt=run.attempt, call_id=call.id, status="error", error="no"),
+        ToolReturned(run=run.n, attempt=run.attempt, call_id=call.id, status="denied", error="no"),
+        ToolReturned(run=run.n, attempt=run.attempt, call_id=call.id, status="uncertain"),
+    )
+    log.report(name, rng.choice(facts))
+
+
+async def publish(broker: Broker, entries: Sequence[Entry]) -> None:
+    """Stores these events and records in a stream that holds exactly what came before them, so that they keep their
+    sequences. Nothing is removed from it."""
+    for recorded in entries:
+        if isinstance(recorded, Archived):
+            payload = archive.encode(recorded.key, recorded.run, recorded.events, 1 << 20)
+            await broker.nc.publish(subjects.archive(recorded.key, recorded.run), payload)
+            continue
         headers = {EXPECTED: str(recorded.previous), MESSAGE_ID: recorded.event.id, TYPE: recorded.event.type}
         await broker.nc.publish(subjects.session(recorded.event.key), recorded.payload, headers=headers)
     await broker.nc.flush()
 
     async def stored() -> bool:
-        return (await extent(broker)).last == events[-1].seq
+        return (await extent(broker)).last == entries[-1].seq
 
     await eventually(stored, what="every event stored")

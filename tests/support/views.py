@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from turnstream.session.events import Recorded
+from tests.support.logs import Entry
+
 from turnstream.views import generations
 from turnstream.views.database import Checkpoint, Database
 
@@ -25,7 +26,7 @@ async def rows_in_force(db: Database) -> tuple[Checkpoint, Rows]:
     return at, await rows(db, at.generation)
 
 
-async def fresh(events: Sequence[Recorded]) -> Rows:
+async def fresh(events: Sequence[Entry]) -> Rows:
     """The rows of a rebuild of these events, in one batch."""
     db = Database("sqlite+aiosqlite:///:memory:")
     try:
@@ -43,10 +44,10 @@ class Views:
         self.db = db
         self._writer: generations.Writer | None = None
 
-    async def show(self, events: Sequence[Recorded]) -> None:
+    async def show(self, events: Sequence[Entry]) -> None:
         """Takes in what it has not got of these."""
         if self._writer is None:
             self._writer = generations.Writer(self.db, await generations.prepare(self.db, LOG))
-        new = [recorded for recorded in events if recorded.seq > self._writer.position]
+        new = [entry for entry in events if entry.seq > self._writer.position]
         if new:
             await self._writer.apply(new, new[-1].seq)

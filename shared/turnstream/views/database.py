@@ -37,7 +37,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from turnstream.views.rows import bodies, text
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Counts up whenever a table or a fold changes: views of another version are made anew by the projector."""
 
 META = MetaData()
@@ -172,6 +172,19 @@ class Database:
                 await connection.execution_options(turnstream_write=True)
                 async with connection.begin():
                     yield connection
+
+    async def scrub(self) -> bool:
+        """Lets nothing of what was deleted stay in SQLite's write-ahead log; whether that could be done now: whoever
+        reads is waited for, but not for long. Raises `Unavailable`."""
+        if not self.is_sqlite:
+            return True
+        with _errors():
+            async with self.engine.connect() as connection:
+                raw = (await connection.get_raw_connection()).driver_connection
+                assert raw is not None
+                async with raw.execute("PRAGMA wal_checkpoint(TRUNCATE)") as cursor:
+                    busy, *_ = await cursor.fetchone()
+        return not busy
 
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncGenerator[AsyncConnection]:
@@ -328,7 +341,8 @@ def _on_connect(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
     connection.isolation_level = None  # pyright: ignore[reportAttributeAccessIssue]
     cursor = connection.cursor()
     # Readers do not wait for the writer, nor it for them. NORMAL: a commit is not synced by itself, so the last ones
-    # can be lost with the machine's power, rows and checkpoint together, and the projector goes on from there.
+    # can be lost with the machine's power, rows and checkpoint together, and the projector goes on from there. What is
+    # deleted is overwritten, in the file too once the write-ahead log is copied into it.
     for pragma in (
         "page_size = 8192",
         f"busy_timeout = {_BUSY_TIMEOUT}",
@@ -337,6 +351,7 @@ def _on_connect(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
         "temp_store = MEMORY",
         "wal_autocheckpoint = 4000",
         "cache_size = -65536",
+        "secure_delete = ON",
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()

@@ -10,18 +10,18 @@ be dropped by anybody."""
 import re
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import Connection, Table, bindparam, delete, func, insert, inspect, select, update
+from sqlalchemy import ColumnElement, Connection, Table, bindparam, delete, func, insert, inspect, select, update
 from sqlalchemy import text as sql
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.schema import DropTable
 
 from turnstream.session.events import Recorded
-from turnstream.views import history, runs, sessions, steps
-from turnstream.views.batch import Batch, Cache
+from turnstream.views import history, requests, runs, sessions, steps
+from turnstream.views.batch import Archived, Batch, Cache
 from turnstream.views.database import ACTIVE, CHECKPOINT, IN_FORCE, META, VERSION, Checkpoint, Database, Gone
-from turnstream.views.rows import bodies, upsert
+from turnstream.views.rows import bodies, chunks, places, upsert
 
-_TABLE = re.compile(r"(?:sessions|moves|runs|history|steps)_([0-9]+)")
+_TABLE = re.compile(r"(?:sessions|moves|runs|requests|history|steps)_([0-9]+)")
 _LOCK = 0x7475726E
 """PostgreSQL's advisory lock for making and dropping tables."""
 
@@ -32,7 +32,8 @@ class Overtaken(Exception):
 
 def tables(generation: int) -> tuple[Table, ...]:
     """Every table of a generation."""
-    return tuple(view(generation) for view in (sessions.table, sessions.moves, runs.table, history.table, steps.table))
+    views = (sessions.table, sessions.moves, runs.table, requests.table, history.table, steps.table)
+    return tuple(view(generation) for view in views)
 
 
 async def prepare(db: Database, log: str) -> Checkpoint:
@@ -105,13 +106,14 @@ class Writer:
     def __init__(self, db: Database, at: Checkpoint) -> None:
         self._db = db
         self._cache = Cache()
+        self._unscrubbed = False
         self.generation = at.generation
         self.position = at.position
 
-    async def apply(self, events: Iterable[Recorded], position: int) -> None:
-        """Writes these events, in the order of the log, and moves the checkpoint to `position`, the sequence up to
-        which the log was read. All of it or nothing. Raises `Overtaken`, `Unavailable`."""
-        batch = Batch(events)
+    async def apply(self, entries: Iterable[Recorded | Archived], position: int) -> None:
+        """Writes these events and records, in the order of the log, and moves the checkpoint to `position`, the
+        sequence up to which the log was read. All of it or nothing. Raises `Overtaken`, `Unavailable`."""
+        batch = Batch(entries)
         try:
             await self._load(batch)
             batch.fold()
@@ -123,6 +125,9 @@ class Writer:
             raise
         self._cache.keep(batch)
         self.position = position
+        self._unscrubbed = self._unscrubbed or batch.deletes
+        if self._unscrubbed:
+            self._unscrubbed = not await self._db.scrub()
 
     async def _load(self, batch: Batch) -> None:
         missing: list[str] = []
@@ -141,6 +146,10 @@ class Writer:
                 missing.append(key)
         for key, body in await self._bodies(runs.table(self.generation), missing):
             batch.runs[key] = runs.parse(body)
+        for key, body in await self._bodies(requests.table(self.generation), batch.requests_before()):
+            batch.requests[key] = requests.parse(body)
+        for place, body in await self._items(batch.items_before()):
+            batch.items[place] = history.parse(body)
 
     async def _bodies(self, table: Table, keys: Sequence[str]) -> list[tuple[str, str]]:
         if not keys:
@@ -151,6 +160,18 @@ class Writer:
         except Gone as error:
             raise Overtaken(f"generation {self.generation} is gone") from error
 
+    async def _items(self, wanted: Sequence[tuple[str, int]]) -> list[tuple[tuple[str, int], str]]:
+        if not wanted:
+            return []
+        found: list[tuple[tuple[str, int], str]] = []
+        try:
+            async with self._db.connection() as connection:
+                for statement in places(history.table(self.generation), wanted):
+                    found += [((row.key, row.seq), row.body) for row in await connection.execute(statement)]
+        except Gone as error:
+            raise Overtaken(f"generation {self.generation} is gone") from error
+        return found
+
     async def _advance(self, connection: AsyncConnection, position: int) -> None:
         moved = await connection.execute(_ADVANCE, {"to": position, "of": self.generation, "old": self.position})
         if moved.rowcount != 1:
@@ -158,8 +179,10 @@ class Writer:
 
     async def _write(self, connection: AsyncConnection, batch: Batch, position: int) -> None:
         generation = self.generation
+        await self._remove(connection, batch)
         await upsert(connection, sessions.table(generation), batch.session_rows())
         await upsert(connection, runs.table(generation), batch.run_rows())
+        await upsert(connection, requests.table(generation), batch.request_rows())
         await upsert(connection, history.table(generation), batch.item_rows())
         await upsert(connection, steps.table(generation), batch.step_rows())
         items = history.table(generation)
@@ -168,6 +191,34 @@ class Writer:
         moves, oldest = sessions.moves(generation), position - sessions.MOVES
         await upsert(connection, moves, batch.move_rows(oldest))
         await connection.execute(delete(moves).where(moves.c.seq <= oldest))
+
+    async def _remove(self, connection: AsyncConnection, batch: Batch) -> None:
+        """Removes what was there and is deleted now."""
+        generation = self.generation
+        ran, did = runs.table(generation), steps.table(generation)
+        said, asked = history.table(generation), requests.table(generation)
+        for name in sorted(batch.emptied):
+            recorded = select(ran.c.key).where(_of_runs(ran, name), ran.c.archived == 1)
+            await connection.execute(delete(did).where(_of_runs(did, name), did.c.key.not_in(recorded)))
+            await connection.execute(delete(asked).where(_of_runs(asked, name)))
+            await connection.execute(delete(said).where(said.c.key == name))
+        for name in sorted(batch.emptied - batch.runless):
+            await connection.execute(update(ran).where(_of_runs(ran, name)).values(session=None))
+        for name in sorted(batch.runless):
+            await connection.execute(delete(ran).where(_of_runs(ran, name)))
+        for name in sorted(batch.erased):
+            await connection.execute(delete(ran).where(_of_runs(ran, name), ran.c.archived == 0))
+        for key in sorted(batch.archived):
+            await connection.execute(delete(did).where(did.c.key == key))
+        for table, names in ((sessions.moves(generation), batch.emptied), (sessions.table(generation), batch.erased)):
+            wanted = sorted(names)
+            for start, size in chunks(len(wanted)):
+                await connection.execute(delete(table).where(table.c.key.in_(wanted[start : start + size])))
+
+
+def _of_runs(table: Table, session: str) -> ColumnElement[bool]:
+    """What belongs to any run of the session: its keys begin with the session's and a dot, and `/` follows the dot."""
+    return (table.c.key > f"{session}.") & (table.c.key < f"{session}/")
 
 
 _ADVANCE = (

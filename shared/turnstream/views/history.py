@@ -1,9 +1,15 @@
-"""The transcript of a session, for people: what was said, what was answered, what tools gave back.
+"""The transcript of a session, for people: what was said, what was answered, what tools gave back, what was asked.
 
-One item an event at most, numbered by the event's sequence; an item never changes. What was withdrawn, or belongs to a
-run that was cancelled before it started, is taken out again. This is not what the model sees: that is built from the
-log (`turnstream.session.history`), without reasoning and errors."""
+One item an event at most, numbered by the event's sequence. Of an item only that changes which is found out later:
+which run has taken a message, what was said to a request. What was withdrawn, or belongs to a run that was cancelled
+before it started, is taken out again. This is not what the model sees: that is built from the log
+(`turnstream.session.history`), without reasoning and errors.
 
+How to read it: a message's turn is `run`; where that has not taken it yet, `taken` is false. A call of a reply has its
+result in a `tool_result`, or waits for a request of a `requests` item that is open, or is named by `unfinished` of the
+reply that ended the run, or is being carried out."""
+
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -19,16 +25,22 @@ from turnstream.session.events import (
     ModelReplied,
     Part,
     Recorded,
+    Routed,
     RunEnded,
+    RunStarted,
+    RunSteered,
+    RunWaiting,
     ToolCall,
     ToolReturned,
     ToolStatus,
     Usage,
 )
-from turnstream.session.state import has_edge
-from turnstream.views import runs
+from turnstream.session.state import Run
+from turnstream.views import requests
 from turnstream.views.database import Database, Reader
+from turnstream.views.requests import RequestView
 from turnstream.views.rows import PAGE, Values, documents, page_size
+from turnstream.views.run_row import Row
 
 
 class _Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -39,18 +51,29 @@ class _Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
 
 
 class Message(_Item, frozen=True, kw_only=True, tag="message", gc=False):
-    """Something said. `run` is the run that it starts, if any."""
+    """Something said, and whose turn it is in: `run` takes it, or has taken it if `taken`; without a run nobody does.
+    `routed` is how it came there: one that steered a run too late is queued for the next."""
 
     message_id: str
     author: str
     kind: str = "message"
     content: tuple[Part, ...]
+    routed: Routed = "none"
     run: str | None = None
+    taken: bool = False
+
+
+class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that has no result and gets none."""
+
+    call_id: str
+    name: str
+    status: ToolStatus = "interrupted"
 
 
 class Reply(_Item, frozen=True, kw_only=True, tag="reply", gc=False):
-    """What the agent said in one step; its reasoning apart. The last reply of a run carries the run's end in
-    `status`."""
+    """What the agent said in one step; its reasoning apart. The last reply of a run carries the run's end in `status`,
+    and the calls that ended with it as interrupted in `unfinished`. `retry_of`: the turn that this one tries again."""
 
     run: str
     attempt: int
@@ -65,6 +88,8 @@ class Reply(_Item, frozen=True, kw_only=True, tag="reply", gc=False):
     error: Error | None = None
     reason: str = ""
     note: str = ""
+    unfinished: tuple[Unfinished, ...] = ()
+    retry_of: str | None = None
 
 
 class ToolResult(_Item, frozen=True, kw_only=True, tag="tool_result", gc=False):
@@ -80,7 +105,22 @@ class ToolResult(_Item, frozen=True, kw_only=True, tag="tool_result", gc=False):
     duration: int = 0
 
 
-Item = Message | Reply | ToolResult
+class Requests(_Item, frozen=True, kw_only=True, tag="requests", gc=False):
+    """What a run asked before it went on, and what was said to that until now."""
+
+    run: str
+    requests: tuple[RequestView, ...]
+
+
+class Asked(_Item, frozen=True, kw_only=True, tag="asked", gc=False):
+    """`Requests` as it is stored: the numbers of the requests, which the view of requests has."""
+
+    n: int
+    requests: tuple[int, ...]
+
+
+Item = Message | Reply | ToolResult | Requests
+Stored = Message | Reply | ToolResult | Asked
 
 
 class HistoryPage(msgspec.Struct, frozen=True):
@@ -91,9 +131,11 @@ class HistoryPage(msgspec.Struct, frozen=True):
     position: int
 
 
+# --- what is stored -----------------------------------------------------------------------------------------------
+
+
 def posted(recorded: Recorded, data: MessagePosted) -> Message:
     """The item of a message."""
-    routing = data.routing
     return Message(
         seq=recorded.seq,
         time=recorded.time,
@@ -101,25 +143,22 @@ def posted(recorded: Recorded, data: MessagePosted) -> Message:
         author=data.author,
         kind=data.kind,
         content=data.content,
-        run=run_id(recorded.event.key.session, routing.run) if routing else None,
+        routed=data.routed,
+        run=run_id(recorded.event.key.session, data.run) if data.run else None,
     )
 
 
-def fold(recorded: Recorded, run: runs.Row) -> tuple[int, Item | None] | None:
-    """What a fact of a run does to the transcript: the item of this sequence is put, or (None) taken out. `run` is the
-    row of the run before the event."""
-    if not run.live:
-        return None
+def fold(recorded: Recorded, row: Row, run: Run | None) -> Stored | None:
+    """The item of a fact that has changed a run, if it has one: `row` is the run before it, `run` how it stands now."""
     data = recorded.event.data
     session = recorded.event.key.session
     seq, time = recorded.seq, recorded.time
     match data:
-        case RunEnded() if has_edge(run.status, "run.ended", data.status):
-            if data.status == "cancelled" and not run.attempt:
-                return run.requested_seq, None
-            return seq, _end(recorded, data, session)
-        case ModelReplied() if run.attempt == data.attempt:
-            return seq, Reply(
+        case RunEnded() if run is None:
+            cancelled_unstarted = data.status == "cancelled" and not row.attempt
+            return None if cancelled_unstarted else _end(recorded, data, row)
+        case ModelReplied():
+            return Reply(
                 seq=seq,
                 time=time,
                 run=run_id(session, data.run),
@@ -128,11 +167,12 @@ def fold(recorded: Recorded, run: runs.Row) -> tuple[int, Item | None] | None:
                 content=data.content,
                 reasoning=data.reasoning,
                 tool_calls=data.tool_calls,
+                blob=data.blob,
                 model=data.model,
                 usage=data.usage,
             )
-        case ToolReturned() if run.attempt == data.attempt and (call := run.find(data.call_id)):
-            return seq, ToolResult(
+        case ToolReturned() if call := row.find(data.call_id):
+            return ToolResult(
                 seq=seq,
                 time=time,
                 run=run_id(session, data.run),
@@ -144,13 +184,14 @@ def fold(recorded: Recorded, run: runs.Row) -> tuple[int, Item | None] | None:
                 blob=data.blob,
                 duration=data.duration,
             )
-        case MessageWithdrawn():
-            return run.requested_seq, None
+        case RunWaiting() if run is not None:
+            return Asked(seq=seq, time=time, n=run.n, requests=tuple([request.k for request in run.requests]))
         case _:
             return None
 
 
-def _end(recorded: Recorded, data: RunEnded, session: str) -> Reply:
+def _end(recorded: Recorded, data: RunEnded, row: Row) -> Reply:
+    session = recorded.event.key.session
     return Reply(
         seq=recorded.seq,
         time=recorded.time,
@@ -165,7 +206,51 @@ def _end(recorded: Recorded, data: RunEnded, session: str) -> Reply:
         error=data.error,
         reason=data.reason,
         note=data.note,
+        unfinished=tuple([Unfinished(call_id=call.id, name=call.name) for call in row.open_calls]),
+        retry_of=run_id(session, row.retry_of) if row.retry_of else None,
     )
+
+
+def gone(recorded: Recorded, row: Row, run: Run | None) -> Iterator[int]:
+    """The items that a fact takes out again: `row` is the run before it, `run` how it stands now."""
+    data = recorded.event.data
+    took_none = not row.attempt and row.trigger != "retry"  # a turn that is tried again had taken them before
+    match data:
+        case MessageWithdrawn() if data.message_id in row.said and row.trigger != "retry":
+            yield row.said[data.message_id]
+        case RunEnded(status="cancelled") if run is None and took_none:
+            yield from (row.said[name] for name in row.message_ids if name in row.said)
+        case RunEnded(status="completed") if row.folded and row.folded.answered:
+            yield row.folded.reply_seq  # it turned out to be the answer, which the end shows
+        case _:
+            pass
+
+
+def told(recorded: Recorded) -> tuple[str, ...]:
+    """The messages of which this event says whose they are."""
+    data = recorded.event.data
+    match data:
+        case RunStarted() | RunSteered():
+            return data.message_ids
+        case RunEnded(leftover=leftover) if leftover:
+            return leftover.message_ids
+        case _:
+            return ()
+
+
+def moved(message: Message, recorded: Recorded) -> Message:
+    """A message that an event told of."""
+    data, session = recorded.event.data, recorded.event.key.session
+    match data:
+        case RunStarted() | RunSteered():
+            return msgspec.structs.replace(message, run=run_id(session, data.run), taken=True)
+        case RunEnded(leftover=leftover) if leftover:
+            return msgspec.structs.replace(message, run=run_id(session, leftover.run), routed="queued")
+        case _:
+            return message
+
+
+# --- the table ----------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=16)
@@ -174,11 +259,18 @@ def table(generation: int) -> Table:
 
 
 _encoder = msgspec.json.Encoder()
-_items = msgspec.json.Decoder(Item)
+_items = msgspec.json.Decoder(Stored)
 
 
-def values(key: str, item: Item) -> Values:
+def values(key: str, item: Stored) -> Values:
     return (key, item.seq, _encoder.encode(item).decode())
+
+
+def parse(body: str) -> Stored:
+    return _items.decode(body)
+
+
+# --- how it is asked ----------------------------------------------------------------------------------------------
 
 
 async def page(db: Database, key: SessionKey, after: int = 0, limit: int = PAGE) -> HistoryPage:
@@ -190,6 +282,24 @@ async def page(db: Database, key: SessionKey, after: int = 0, limit: int = PAGE)
         statement = select(items.c.seq, items.c.body).where(items.c.key == str(key), items.c.seq > after)
         found = await reader.rows(statement.order_by(items.c.seq).limit(limit + 1))
         more = found[limit - 1].seq if len(found) > limit else None
-        return HistoryPage(tuple(_items.decode(row.body) for row in found[:limit]), more, reader.position)
+        stored = [parse(row.body) for row in found[:limit]]
+        return HistoryPage(await _shown(reader, key, stored), more, reader.position)
 
     return await db.read(work)
+
+
+async def _shown(reader: Reader, key: SessionKey, stored: Sequence[Stored]) -> tuple[Item, ...]:
+    """The items with the requests as they are now."""
+    wanted = [requests.key_of(key, item.n, k) for item in stored if isinstance(item, Asked) for k in item.requests]
+    bodies = await reader.bodies(requests.table(reader.generation), wanted)
+    return tuple([_requests(key, item, bodies) if isinstance(item, Asked) else item for item in stored])
+
+
+def _requests(key: SessionKey, item: Asked, bodies: dict[str, str]) -> Requests:
+    found = [bodies.get(requests.key_of(key, item.n, k)) for k in item.requests]
+    return Requests(
+        seq=item.seq,
+        time=item.time,
+        run=key.run(item.n),
+        requests=tuple([requests.view(key.session, requests.parse(body)) for body in found if body]),
+    )

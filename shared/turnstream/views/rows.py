@@ -13,7 +13,20 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 
-from sqlalchemy import BigInteger, BindParameter, Column, Dialect, MetaData, String, Table, Text, bindparam, select
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    Column,
+    Dialect,
+    MetaData,
+    Select,
+    String,
+    Table,
+    Text,
+    bindparam,
+    or_,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -48,6 +61,13 @@ def documents(name: str) -> Table:
         Column("seq", BigInteger, primary_key=True, autoincrement=False),
         Column("body", Text, nullable=False),
     )
+
+
+def places(table: Table, wanted: Sequence[tuple[str, int]]) -> Iterator[Select[str, int, str]]:
+    """Statements that ask for the documents at these places, by key and sequence."""
+    for start, size in chunks(len(wanted), KEYS):
+        at = [(table.c.key == key) & (table.c.seq == seq) for key, seq in wanted[start : start + size]]
+        yield select(table.c.key, table.c.seq, table.c.body).where(or_(*at))
 
 
 def page_size(limit: int) -> int:

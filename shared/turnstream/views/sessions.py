@@ -6,44 +6,24 @@ shown as it is now; sessions opened later are not in it. The cursor names that p
 placed by `moves`, which remembers where sessions stood during the last `MOVES` sequences of the log; a listing that
 takes longer than that goes on as of the oldest position that is remembered. One-shot sessions are not listed.
 
-`status`: `busy` while a run is queued or running, else `error` if the run that ended last failed, else `idle`.
+What a row is and how events change it is in `session_row.py`. A session that is deleted is not there for anybody; its
+row is kept, empty, until everything else of it is removed, for the sweep.
 """
 
 import base64
 from functools import lru_cache
-from typing import Annotated, Literal, assert_never
+from typing import Annotated
 
 import msgspec
 from sqlalchemy import BigInteger, Column, Index, MetaData, Select, SmallInteger, Table, Text, select, tuple_
+from sqlalchemy import text as sql
 
 from turnstream.ids import DEFAULT_AGENT, SessionKey, is_session
-from turnstream.session.events import (
-    Fact,
-    MessagePosted,
-    MessageWithdrawn,
-    ModelReplied,
-    Opens,
-    PolicyData,
-    Recorded,
-    RunCancelRequested,
-    RunEnded,
-    RunReleased,
-    RunStarted,
-    RunStatus,
-    SessionOpened,
-    SessionUpdated,
-    TitleSource,
-    ToolReturned,
-    ToolStarted,
-    Unknown,
-)
-from turnstream.session.state import has_edge
+from turnstream.session.events import PolicyData, TitleSource
 from turnstream.views.database import Database, Reader
 from turnstream.views.rows import PAGE, Values, page_size, text
+from turnstream.views.session_row import Gone, Row, Status
 
-Status = Literal["busy", "error", "idle"]
-TITLE = 64
-"""Characters of a derived title."""
 MOVES = 100_000
 """How many sequences back it is known where a session stood."""
 
@@ -61,15 +41,18 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     agent: str
     active_run: str | None
-    """The run that is running, else the one that is next."""
+    """The run that holds the turn, else the one that is next."""
     queued: int
     """Runs that wait behind the active one."""
+    open_requests: tuple[str, ...]
+    """Ids of the questions and approvals that nobody has answered."""
     last_run: int
     seq: int
     created_at: int
     updated_at: int
     metadata: dict[str, object]
     policy: PolicyData
+    """As it was given to the session."""
     one_shot: bool
 
 
@@ -81,160 +64,13 @@ class SessionPage(msgspec.Struct, frozen=True):
     position: int
 
 
-# --- the row ------------------------------------------------------------------------------------------------------
-
-
-class Live(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A run that has not ended."""
-
-    n: int
-    status: RunStatus
-    attempt: int
-    message_id: str
-
-
-class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What the fold keeps of a session. `seq` 0: not folded yet."""
-
-    seq: int = 0
-    created_at: int = 0
-    updated_at: int = 0
-    title: str = ""
-    title_source: TitleSource = "derived"
-    agent: str | None = None
-    metadata: dict[str, object] = {}
-    policy: PolicyData = PolicyData()
-    one_shot: bool = False
-    live: tuple[Live, ...] = ()
-    last_run: int = 0
-    last_end: RunStatus | None = None
-
-    @property
-    def status(self) -> Status:
-        return "busy" if self.live else "error" if self.last_end == "failed" else "idle"
-
-    def active(self) -> Live | None:
-        running = next((run for run in self.live if run.status == "running"), None)
-        return running or min(self.live, key=lambda run: (run.attempt == 0, run.n), default=None)
-
-    def find(self, n: int) -> Live | None:
-        for run in self.live:
-            if run.n == n:
-                return run
-        return None
-
-    def queued_for(self, message_id: str) -> Live | None:
-        """The run that this message waits for, if it can still be withdrawn."""
-        run = next((run for run in self.live if run.message_id == message_id), None)
-        withdraws = run and not run.attempt and has_edge(run.status, "message.withdrawn", "cancelled")
-        return run if withdraws else None
-
-
-NEW = Row()
-
-
-def fold(row: Row, recorded: Recorded) -> Row:
-    """The session's row after this event. Follows `turnstream.session.state.evolve` in what it takes and what it
-    ignores."""
-    changes = _changes(row, recorded.event.data)
-    changes["seq"] = recorded.seq
-    # A new leader's clock may be behind the old one's: a session never moves backwards for that.
-    if recorded.time > row.updated_at:
-        changes["updated_at"] = recorded.time
-    if not row.created_at:
-        changes["created_at"] = recorded.time
-    return msgspec.structs.replace(row, **changes)
-
-
-def _changes(row: Row, data: Fact | Unknown) -> dict[str, object]:
-    match data:
-        case MessagePosted():
-            return _posted(row, data)
-        case RunStarted():
-            run = row.find(data.run)
-            if run and data.attempt > run.attempt and has_edge(run.status, "run.started", "running"):
-                return {"live": _with(row, Live(run.n, "running", data.attempt, run.message_id))}
-        case RunEnded():
-            if (run := row.find(data.run)) and has_edge(run.status, "run.ended", data.status):
-                return {"live": _without(row, run), "last_end": data.status}
-        case ModelReplied() | ToolStarted() | ToolReturned() | RunCancelRequested() | Unknown():
-            pass
-        case SessionOpened():
-            return _opened(data)
-        case SessionUpdated():
-            return _updated(row, data)
-        case MessageWithdrawn():
-            if run := row.queued_for(data.message_id):
-                return {"live": _without(row, run), "last_end": "cancelled"}
-        case RunReleased():
-            run = row.find(data.run)
-            if run and data.attempt == run.attempt and has_edge(run.status, "run.released", "queued"):
-                return {"live": _with(row, Live(run.n, "queued", run.attempt, run.message_id))}
-        case _:
-            assert_never(data)
-    return {}
-
-
-def _posted(row: Row, data: MessagePosted) -> dict[str, object]:
-    changes = _opened(data.opens) if data.opens else {}
-    source = changes.get("title_source", row.title_source)
-    if source == "derived" and not row.title and data.kind == "message":
-        changes["title"] = _derived(data)
-    if routing := data.routing:
-        changes["live"] = _with(row, Live(routing.run, "queued", 0, data.message_id))
-        changes["last_run"] = routing.run
-    return changes
-
-
-def _opened(opens: Opens) -> dict[str, object]:
-    changes: dict[str, object] = {
-        "agent": opens.agent,
-        "metadata": opens.metadata,
-        "policy": opens.policy,
-        "one_shot": opens.one_shot,
-    }
-    if opens.title:
-        changes |= {"title": opens.title.text, "title_source": opens.title.source}
-    return changes
-
-
-def _updated(row: Row, data: SessionUpdated) -> dict[str, object]:
-    changes: dict[str, object] = {}
-    if data.title:
-        changes |= {"title": data.title.text, "title_source": data.title.source}
-    if data.agent is not None:
-        changes["agent"] = data.agent
-    if data.metadata is not None:
-        changes["metadata"] = data.metadata
-    if data.policy is not None:
-        changes["policy"] = data.policy
-    return changes
-
-
-def _derived(data: MessagePosted) -> str:
-    """The first text, its white space made single blanks, cut between characters."""
-    for part in data.content:
-        if words := part.text[: 16 * TITLE].split():
-            return " ".join(words)[:TITLE].rstrip()
-    return ""
-
-
-def _with(row: Row, run: Live) -> tuple[Live, ...]:
-    if row.find(run.n) is None:
-        return (*row.live, run)
-    return (run,) if len(row.live) == 1 else tuple(run if other.n == run.n else other for other in row.live)
-
-
-def _without(row: Row, run: Live) -> tuple[Live, ...]:
-    return () if len(row.live) == 1 else tuple(other for other in row.live if other.n != run.n)
-
-
 # --- the tables ---------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=16)
 def table(generation: int) -> Table:
     name = f"sessions_{generation}"
+    deleted = sql("deleted_at IS NOT NULL")
     return Table(
         name,
         MetaData(),
@@ -247,8 +83,10 @@ def table(generation: int) -> Table:
         Column("status", text(), nullable=False),
         Column("agent", text(), nullable=False),
         Column("title", text(), nullable=False),
+        Column("deleted_at", BigInteger),
         Column("body", Text, nullable=False),
         Index(f"{name}_listed", "account", "listed", "updated_at", "session"),
+        Index(f"{name}_deleted", "deleted_at", sqlite_where=deleted, postgresql_where=deleted),
     )
 
 
@@ -275,12 +113,13 @@ def values(key: SessionKey, row: Row) -> Values:
         f"{key.account}/{key.session}",
         key.account,
         key.session,
-        0 if row.one_shot else 1,
+        1 if row.listed else 0,
         row.updated_at,
         row.seq,
         row.status,
         row.agent or DEFAULT_AGENT,
         _folded(row.title),
+        row.deleted.at if row.deleted else None,
         _encoder.encode(row).decode(),
     )
 
@@ -299,12 +138,43 @@ def _folded(title: str) -> str:
 
 
 async def get(db: Database, key: SessionKey) -> tuple[SessionView | None, int]:
-    """The session, or None if the views do not have it, and the position that this reflects."""
+    """The session, or None if the views do not have it (any more), and the position that this reflects."""
 
     async def work(reader: Reader) -> tuple[SessionView | None, int]:
         sessions = table(reader.generation)
-        found = await reader.rows(select(sessions.c.session, sessions.c.body).where(sessions.c.key == str(key)))
+        wanted = [sessions.c.key == str(key), sessions.c.deleted_at.is_(None)]
+        found = await reader.rows(select(sessions.c.session, sessions.c.body).where(*wanted))
         return (_view(found[0].session, found[0].body) if found else None), reader.position
+
+    return await db.read(work)
+
+
+class Unfinished(msgspec.Struct, frozen=True):
+    """A deleted session of which something is left."""
+
+    key: SessionKey
+    row: Row
+    deleted: Gone
+
+
+async def deleted_before(
+    db: Database, before: int, after: tuple[int, str] = (0, ""), *, limit: int
+) -> list[Unfinished]:
+    """Sessions that were deleted before this time and of which something is left, in the order of (time, key) behind
+    `after`. Raises `ViewsError`."""
+
+    async def work(reader: Reader) -> list[Unfinished]:
+        sessions = table(reader.generation)
+        at, key = sessions.c.deleted_at, sessions.c.key
+        statement = (
+            select(sessions.c.account, sessions.c.session, sessions.c.body)
+            .where(sql("deleted_at IS NOT NULL"), at < before)
+            .where((at > after[0]) | ((at == after[0]) & (key > after[1])))
+            .order_by(at, key)
+            .limit(limit)
+        )
+        rows = [(SessionKey(row.account, row.session), parse(row.body)) for row in await reader.rows(statement)]
+        return [Unfinished(key, row, row.deleted) for key, row in rows if row.deleted]
 
     return await db.read(work)
 
@@ -404,7 +274,8 @@ def _view(session: str, body: str) -> SessionView:
         status=row.status,
         agent=row.agent or DEFAULT_AGENT,
         active_run=f"{session}.{active.n}" if active else None,
-        queued=max(0, len(row.live) - 1),
+        queued=sum(run.status == "queued" and run is not active for run in row.live),
+        open_requests=tuple(f"{session}.{run.n}.q{k}" for run in row.live for k in run.requests),
         last_run=row.last_run,
         seq=row.seq,
         created_at=row.created_at,

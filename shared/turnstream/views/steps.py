@@ -1,38 +1,44 @@
-"""The waterfall of a run: its model calls and tools, with begin, end, usage.
+"""The waterfall of a run: its model calls, its tools and its waits, with begin, end, usage.
 
 A row is written when a step is over and never changes. What is going on now is not stored here: it is read from the
-run's row, which knows the open tool calls and when the model could begin."""
+run's row, which knows the open tool calls, the open requests and when the model could begin."""
 
 from functools import lru_cache
 from typing import Literal
 
 import msgspec
-from sqlalchemy import Table, select
+from sqlalchemy import BigInteger, Column, MetaData, SmallInteger, Table, Text, select
 
 from turnstream.ids import SessionKey, parse_run_id
 from turnstream.session.events import EndStatus, ModelReplied, Recorded, RunEnded, ToolReturned, ToolStatus, Usage
-from turnstream.session.state import has_edge
-from turnstream.views import runs
+from turnstream.session.state import Run
+from turnstream.views import requests, run_row, runs
 from turnstream.views.database import Database, Reader
-from turnstream.views.rows import Values, documents
+from turnstream.views.rows import Values, text
 
-StepStatus = Literal["running"] | ToolStatus | EndStatus
+StepStatus = (
+    Literal["running", "waiting", "answered", "approved", "denied", "expired", "interrupted"] | ToolStatus | EndStatus
+)
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A model call or a tool. Times are milliseconds since the epoch, by the broker's clock: `ended_at` is when its
-    event was stored, `began_at` that less the duration that the runner measured. `seq` 0: it is going on."""
+    """A model call, a tool, or a wait for a person's word. Times are milliseconds since the epoch, by the broker's
+    clock: `ended_at` is when its event was stored, `began_at` that less the duration that the runner measured. `seq` 0:
+    it is going on."""
 
     seq: int = 0
-    kind: Literal["model", "tool"]
+    kind: Literal["model", "tool", "wait"]
     attempt: int
     step: int
     name: str
-    """Of the model, or of the tool."""
+    """Of the model, or of the tool; of a wait the kind of its request."""
     status: StepStatus
     began_at: int
     ended_at: int | None = None
     call_id: str | None = None
+    request: str | None = None
+    by: str | None = None
+    """Who ended a wait."""
     arguments: str = ""
     """Of a tool: JSON, as the model wrote it."""
     finish: str = ""
@@ -47,76 +53,113 @@ class Steps(msgspec.Struct, frozen=True):
     position: int
 
 
-def fold(recorded: Recorded, run: runs.Row) -> Step | None:
-    """The step that this fact of a run ends, if any. `run` is the row of the run before the event."""
-    if not run.live:
-        return None
+def fold(recorded: Recorded, row: run_row.Row, run: Run | None) -> list[Step]:
+    """The steps but waits that a fact of a run ends: `row` is the run before it, `run` how it stands now."""
     data = recorded.event.data
-    now = recorded.time
     match data:
-        case ModelReplied() if run.attempt == data.attempt:
-            return Step(
-                seq=recorded.seq,
-                kind="model",
-                attempt=data.attempt,
-                step=data.step,
-                name=data.model or run.model or run.spec.model,
-                status="ok",
-                began_at=max(run.changed_at, now - data.duration) if data.duration else run.changed_at,
-                ended_at=now,
-                finish=data.finish,
-                usage=data.usage,
-            )
-        case RunEnded() if has_edge(run.status, "run.ended", data.status) and _called_model(data):
-            return Step(
-                seq=recorded.seq,
-                kind="model",
-                attempt=data.attempt,
-                step=run.steps + 1,
-                name=data.model or run.model or run.spec.model,
-                status="ok" if data.status == "completed" else data.status,
-                began_at=max(run.changed_at, now - data.duration) if data.duration else run.changed_at,
-                ended_at=now,
-                finish=data.finish,
-                usage=data.step_usage,
-                error=data.error.message if data.error else "",
-            )
-        case ToolReturned() if run.attempt == data.attempt and (call := run.find(data.call_id)):
-            began = call.started_at or call.asked_at
-            return Step(
-                seq=recorded.seq,
-                kind="tool",
-                attempt=data.attempt,
-                step=run.steps,
-                name=call.name,
-                status=data.status,
-                began_at=max(began, now - data.duration) if data.duration else began,
-                ended_at=now,
-                call_id=data.call_id,
-                arguments=call.arguments,
-                error=data.error,
-            )
+        case ModelReplied():
+            return [_model(recorded, data, row, data.step, data.usage, "ok")]
+        case RunEnded() if run is None:
+            steps = [_tool(recorded, row, call, "interrupted") for call in row.open_calls]
+            if _called_model(row, data):
+                status = "ok" if data.status == "completed" else data.status
+                steps.append(_model(recorded, data, row, row.steps + 1, data.step_usage, status))
+            return steps
+        case ToolReturned() if call := row.find(data.call_id):
+            return [_tool(recorded, row, call, data.status, data.duration, data.error)]
         case _:
-            return None
+            return []
 
 
-def _called_model(data: RunEnded) -> bool:
+def wait(recorded: Recorded, row: run_row.Row, closed: requests.Row) -> Step:
+    """The wait that ended when this request was closed."""
+    status = "interrupted" if closed.state in ("closed", "open") else closed.state
+    return Step(
+        seq=recorded.seq,
+        kind="wait",
+        attempt=row.attempt,
+        step=row.steps,
+        name=closed.kind,
+        status=status,
+        began_at=closed.asked_at,
+        ended_at=recorded.time,
+        call_id=closed.call_id,
+        request=requests.id_of(recorded.event.key.session, closed),
+        by=closed.by,
+    )
+
+
+def _model(
+    recorded: Recorded, data: ModelReplied | RunEnded, row: run_row.Row, step: int, usage: Usage, status: StepStatus
+) -> Step:
+    now = recorded.time
+    error = data.error.message if isinstance(data, RunEnded) and data.error else ""
+    return Step(
+        seq=recorded.seq,
+        kind="model",
+        attempt=data.attempt,
+        step=step,
+        name=data.model or row.model or row.spec.model,
+        status=status,
+        began_at=max(row.changed_at, now - data.duration) if data.duration else row.changed_at,
+        ended_at=now,
+        finish=data.finish,
+        usage=usage,
+        error=error,
+    )
+
+
+def _tool(
+    recorded: Recorded,
+    row: run_row.Row,
+    call: run_row.OpenCall,
+    status: ToolStatus,
+    duration: int = 0,
+    error: str = "",
+) -> Step:
+    began = call.started_at or call.since
+    return Step(
+        seq=recorded.seq,
+        kind="tool",
+        attempt=row.attempt,
+        step=row.steps,
+        name=call.name,
+        status=status,
+        began_at=max(began, recorded.time - duration) if duration else began,
+        ended_at=recorded.time,
+        call_id=call.id,
+        arguments=call.arguments,
+        error=error,
+    )
+
+
+def _called_model(row: run_row.Row, data: RunEnded) -> bool:
     """Whether a model call ended with the run: a run may also end between two calls, or before the first."""
+    if row.folded and (row.folded.answered or row.folded.status != "running"):
+        return False
     failed = data.error is not None and data.error.code in ("model_error", "empty_reply", "context_overflow")
     return data.status == "completed" or bool(data.duration or data.content or data.reasoning) or failed
 
 
 @lru_cache(maxsize=16)
 def table(generation: int) -> Table:
-    return documents(f"steps_{generation}")
+    """An event may end several steps: `place` tells them apart."""
+    return Table(
+        f"steps_{generation}",
+        MetaData(),
+        Column("key", text(), primary_key=True),
+        Column("seq", BigInteger, primary_key=True, autoincrement=False),
+        Column("place", SmallInteger, primary_key=True, autoincrement=False),
+        Column("body", Text, nullable=False),
+    )
 
 
 _encoder = msgspec.json.Encoder()
 _steps = msgspec.json.Decoder(Step)
 
 
-def values(key: str, step: Step) -> Values:
-    return (key, step.seq, _encoder.encode(step).decode())
+def values(key: str, place: int, step: Step) -> Values:
+    return (key, step.seq, place, _encoder.encode(step).decode())
 
 
 async def list_for(db: Database, account: str, run: str) -> Steps | None:
@@ -125,37 +168,72 @@ async def list_for(db: Database, account: str, run: str) -> Steps | None:
     parsed = parse_run_id(run)
     if parsed is None:
         return None
-    key = runs.key_of(SessionKey(account, parsed[0]), parsed[1])
+    session = SessionKey(account, parsed[0])
+    key = runs.key_of(session, parsed[1])
 
     async def work(reader: Reader) -> Steps | None:
         known, steps = runs.table(reader.generation), table(reader.generation)
         found = await reader.rows(select(known.c.body).where(known.c.key == key))
         if not found:
             return None
-        over = await reader.rows(select(steps.c.body).where(steps.c.key == key).order_by(steps.c.seq))
-        row = runs.parse(found[0].body)
-        return Steps((*(_steps.decode(step.body) for step in over), *_going_on(row)), reader.position)
+        over = await reader.rows(select(steps.c.body).where(steps.c.key == key).order_by(steps.c.seq, steps.c.place))
+        going_on = await _going_on(reader, session, runs.parse(found[0].body))
+        return Steps((*(_steps.decode(step.body) for step in over), *going_on), reader.position)
 
     return await db.read(work)
 
 
-def _going_on(run: runs.Row) -> tuple[Step, ...]:
-    if run.status != "running":
-        return ()
-    if run.open_calls:
-        return tuple(
-            Step(
-                kind="tool",
-                attempt=run.attempt,
-                step=run.steps,
-                name=call.name,
-                status="running",
-                began_at=call.started_at or call.asked_at,
-                call_id=call.id,
-                arguments=call.arguments,
-            )
-            for call in run.open_calls
+async def _going_on(reader: Reader, key: SessionKey, row: run_row.Row) -> list[Step]:
+    run = row.folded
+    if run is None:
+        return []
+    if row.status == "waiting":
+        wanted = [requests.key_of(key, row.n, request.k) for request in run.requests]
+        bodies = await reader.bodies(requests.table(reader.generation), wanted)
+        asked = sorted([requests.parse(body) for body in bodies.values()], key=lambda request: request.k)
+        return [_asked(key, row, request) for request in asked]
+    if row.status != "running":
+        return []
+    if row.open_calls:
+        return _carried_out(row, run)
+    return [
+        Step(
+            kind="model",
+            attempt=row.attempt,
+            step=row.steps + 1,
+            name=row.model or row.spec.model,
+            status="running",
+            began_at=row.changed_at,
         )
-    model = run.model or run.spec.model
-    began = run.changed_at
-    return (Step(kind="model", attempt=run.attempt, step=run.steps + 1, name=model, status="running", began_at=began),)
+    ]
+
+
+def _asked(key: SessionKey, row: run_row.Row, request: requests.Row) -> Step:
+    return Step(
+        kind="wait",
+        attempt=row.attempt,
+        step=row.steps,
+        name=request.kind,
+        status="waiting",
+        began_at=request.asked_at,
+        call_id=request.call_id,
+        request=requests.id_of(key.session, request),
+    )
+
+
+def _carried_out(row: run_row.Row, run: Run) -> list[Step]:
+    """The open calls; one that a person has to be asked for waits until nothing else is to be done."""
+    unasked = {call.id for call in run.open_calls if call.asks and not call.closed}
+    return [
+        Step(
+            kind="tool",
+            attempt=row.attempt,
+            step=row.steps,
+            name=call.name,
+            status="waiting" if call.id in unasked else "running",
+            began_at=call.started_at or call.since,
+            call_id=call.id,
+            arguments=call.arguments,
+        )
+        for call in row.open_calls
+    ]

@@ -1,0 +1,241 @@
+"""What the views keep of a session, and how events change it.
+
+Its runs are not folded here: which there are and how they stand is said by the session as `turnstream.session` folds
+it, so that both can never differ.
+
+`status`: `busy` while a run is queued or running, else `waiting` while a question or an approval is open, else `error`
+if the run that ended last failed, else `idle`.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from turnstream.ids import SessionKey
+from turnstream.session.events import (
+    NO_POLICY,
+    DeleteMode,
+    MessagePosted,
+    Opens,
+    PolicyData,
+    Recorded,
+    RunStatus,
+    SessionDeleted,
+    SessionOpened,
+    SessionUpdated,
+    Spec,
+    Starts,
+    TitleSource,
+)
+from turnstream.session.policy import resolve
+from turnstream.session.recent import Recent
+from turnstream.session.state import Deleted, Ended, Run, Session
+
+Status = Literal["busy", "waiting", "error", "idle"]
+TITLE = 64
+"""Characters of a derived title."""
+
+
+class Live(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A run that has not ended, as far as the session has to know it. `in_line`: it waits until those before it have
+    ended. `to_end`: nothing but its end may follow. `requests`: numbers of those that are open."""
+
+    n: int
+    status: RunStatus
+    attempt: int
+    in_line: bool
+    to_end: bool
+    message_ids: tuple[str, ...]
+    steering: tuple[str, ...]
+    requests: tuple[int, ...]
+
+    def wants_runner(self, position: int) -> bool:
+        """As the `position`th of its session."""
+        may_start = self.attempt > 0 or not self.in_line or not position
+        return self.status == "running" or (self.status == "queued" and (may_start or self.to_end))
+
+
+class Gone(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Since `at`, in milliseconds. `queue`: whose runners remove what is left."""
+
+    at: int
+    mode: DeleteMode
+    queue: str
+    last_run: int
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What the fold keeps of a session. `seq` 0: not folded yet."""
+
+    seq: int = 0
+    created_at: int = 0
+    updated_at: int = 0
+    title: str = ""
+    title_source: TitleSource = "derived"
+    agent: str | None = None
+    metadata: dict[str, object] = {}
+    policy: PolicyData = NO_POLICY
+    one_shot: bool = False
+    live: tuple[Live, ...] = ()
+    last_run: int = 0
+    last_end: RunStatus | None = None
+    last_author: str = ""
+    """Whose message the run was for that ended last: who tries it again takes its place."""
+    deleted: Gone | None = None
+
+    @property
+    def listed(self) -> bool:
+        return not self.one_shot and self.deleted is None
+
+    @property
+    def status(self) -> Status:
+        if any(run.status != "waiting" for run in self.live):
+            return "busy"
+        return "waiting" if self.live else "error" if self.last_end == "failed" else "idle"
+
+    def active(self) -> Live | None:
+        first = self.live[0] if self.live else None
+        begun = next((run for run in self.live if run.attempt), first)
+        return next((run for run in self.live if run.status == "running"), begun)
+
+    def wants_runner(self, n: int) -> bool:
+        """Whether a runner has something to do for this run: it is being carried out, may start, or is to end."""
+        return any(run.n == n and run.wants_runner(position) for position, run in enumerate(self.live))
+
+
+NEW = Row()
+
+
+def fold(row: Row, recorded: Recorded) -> Row:
+    """The session's row after this event, but for its runs: those are said by `with_runs`."""
+    data = recorded.event.data
+    if isinstance(data, SessionDeleted):
+        gone = Gone(at=recorded.time, mode=data.mode, queue=data.queue, last_run=data.last_run)
+        return Row(seq=recorded.seq, created_at=recorded.time, updated_at=recorded.time, deleted=gone)
+    changes: dict[str, object] = {}
+    match data:
+        case MessagePosted():
+            changes = _posted(row, data)
+        case SessionOpened():
+            changes = _opened(data)
+        case SessionUpdated():
+            changes = _updated(data)
+        case _:
+            pass
+    changes["seq"] = recorded.seq
+    # A new leader's clock may be behind the old one's: a session never moves backwards for that.
+    if recorded.time > row.updated_at:
+        changes["updated_at"] = recorded.time
+    if not row.created_at:
+        changes["created_at"] = recorded.time
+    return msgspec.structs.replace(row, **changes)
+
+
+def with_runs(row: Row, session: Session, known: Mapping[int, tuple[Run, Live]]) -> Row:
+    """The row with the runs of the folded session. `known`: runs as they were, for those that have not changed."""
+    live: list[Live] = []
+    for run in session.runs:
+        before, as_before = known.get(run.n, (None, None))
+        live.append(as_before if as_before and before is run else _live(run))
+    last = session.last_ended
+    return msgspec.structs.replace(
+        row,
+        live=tuple(live),
+        last_run=session.last_run,
+        last_end=last.status if last else None,
+        last_author=last.author if last else "",
+    )
+
+
+def _live(run: Run) -> Live:
+    requests = tuple([request.k for request in run.requests])
+    return Live(run.n, run.status, run.attempt, run.in_line, run.is_to_end, run.message_ids, run.steering, requests)
+
+
+def _posted(row: Row, data: MessagePosted) -> dict[str, object]:
+    changes = _opened(data.opens) if data.opens else {}
+    source = changes.get("title_source", row.title_source)
+    if source == "derived" and (routing := data.routing) and routing.run == 1 and _derives(routing):
+        changes["title"] = _derived(data)
+    return changes
+
+
+def _derives(routing: Starts) -> bool:
+    """Whether a run's policy says that the session's title comes from what is said first."""
+    return resolve(routing.spec.policy).titles in ("derived", "derived_then_agent")
+
+
+def _opened(opens: Opens) -> dict[str, object]:
+    changes: dict[str, object] = {
+        "agent": opens.agent,
+        "metadata": opens.metadata,
+        "policy": opens.policy,
+        "one_shot": opens.one_shot,
+    }
+    if opens.title:
+        changes |= {"title": opens.title.text, "title_source": opens.title.source}
+    return changes
+
+
+def _updated(data: SessionUpdated) -> dict[str, object]:
+    changes: dict[str, object] = {}
+    if data.title:
+        changes |= {"title": data.title.text, "title_source": data.title.source}
+    if data.agent is not None:
+        changes["agent"] = data.agent
+    if data.metadata is not None:
+        changes["metadata"] = data.metadata
+    if data.policy is not None:
+        changes["policy"] = data.policy
+    return changes
+
+
+def _derived(data: MessagePosted) -> str:
+    """The first text, its white space made single blanks, cut between characters."""
+    for part in data.content:
+        if words := part.text[: 16 * TITLE].split():
+            return " ".join(words)[:TITLE].rstrip()
+    return ""
+
+
+_UNREAD = Spec(agent="", version="", digest="", model="")
+
+
+def session_of(key: SessionKey, row: Row, live: tuple[Run, ...]) -> Session:
+    """The session as its rows keep it: all of it that an event can show in them. `live`: the runs of the row."""
+    gone, end = row.deleted, row.last_end
+    return Session(
+        key=key,
+        seq=row.seq,
+        opened_at=row.created_at,
+        runs=live,
+        last_run=row.last_run,
+        last_ended=Ended(row.last_run, end, _UNREAD, (), row.last_author) if end else None,
+        deleted=Deleted(row.seq, gone.at, gone.mode, "") if gone else None,
+        receipts=Recent(0),
+        messages=Recent(0),
+        closed=Recent(0),
+    )
+
+
+def unread(live: Live) -> Run:
+    """A run as far as the row of its session knows it: enough for events that are about other runs."""
+    return Run(
+        n=live.n,
+        spec=_UNREAD,
+        message_ids=live.message_ids,
+        author="",
+        requested_seq=0,
+        requested_at=0,
+        in_line=live.in_line,
+        status=live.status,
+        attempt=live.attempt,
+        cancel=live.to_end,
+        steering=live.steering,
+    )
+
+
+def about_to_end(n: int, attempt: int) -> Row:
+    """A session of which nothing is known but that this run is being carried out."""
+    return Row(seq=1, live=(Live(n, "running", attempt, True, False, (), (), ()),), last_run=n)
