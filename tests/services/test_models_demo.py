@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnstream.session.events import ToolCall
+from turnstream.session.events import ASK_USER, ToolCall
 from turnstream.session.history import AssistantMessage, Message, ToolMessage, UserMessage
 from turnstream_runner.models import script
 from turnstream_runner.models.demo import UNICODE, DemoModel
@@ -220,6 +220,9 @@ async def test_slow_is_word_by_word() -> None:
         "[wait 1h]",
         "[wait 99999999m]",
         "[hang now]",
+        "[opaque no]",
+        "[ask Which? {]",
+        "[ask Which? {} or what?]",
     ],
 )
 async def test_a_directive_that_cannot_be_read_is_named(prompt: str) -> None:
@@ -228,7 +231,7 @@ async def test_a_directive_that_cannot_be_read_is_named(prompt: str) -> None:
 
 async def test_help_and_about_say_what_there_is() -> None:
     text = (await reply("[help]")).text
-    names = "say think tool loop then slow wait hang fail drop empty cut size unicode about help"
+    names = "say think tool loop ask then slow wait hang fail drop empty cut size unicode opaque about help"
     for name in names.split():
         assert f"[{name}" in text
     about = json.loads(
@@ -252,6 +255,61 @@ async def test_help_and_about_say_what_there_is() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("prompt", "arguments"),
+    [
+        ("[ask Which colour?]", {"question": "Which colour?"}),
+        ('[ask Is it "[odd]?]', {"question": 'Is it "[odd]?'}),
+        ('[ask Which? {"choices": ["a]", "\\"b"]}]', {"question": "Which?", "choices": ["a]", '"b']}),
+        (
+            '[ask When? {"schema":{"type":"integer"},"expires_in":0.5,"on_expiry":"default","default":7}] please',
+            {
+                "question": "When?",
+                "schema": {"type": "integer"},
+                "expires_in": 0.5,
+                "on_expiry": "default",
+                "default": 7,
+            },
+        ),
+        ("[ask]", {"question": ""}),
+    ],
+)
+async def test_a_person_is_asked(prompt: str, arguments: dict[str, Any]) -> None:
+    [call] = (await reply(prompt)).tool_calls
+    assert (call.name, json.loads(call.arguments)) == (ASK_USER, arguments)
+
+
+async def test_an_answer_says_what_was_answered() -> None:
+    asked = await reply("[ask Which colour?] [tool ask_first {}]")
+    question, approval = asked.tool_calls
+    said = AssistantMessage("", asked.tool_calls)
+    answered = ToolMessage(question.id, question.name, "red")
+    denied = ToolMessage(approval.id, approval.name, "denied: not today", is_error=True)
+    last = await reply("[ask Which colour?] [tool ask_first {}]", said, answered, denied)
+    assert last.text == "You answered: “red”; ask_first returned denied: not today"
+    failed = ToolMessage(question.id, question.name, "error: the question is empty", is_error=True)
+    assert (await reply("[ask ]", said, failed)).text == f"{ASK_USER} returned error: the question is empty"
+
+
+async def test_an_opaque_token_is_of_one_reply_of_one_run() -> None:
+    prompt = "[opaque] [tool add {}] [then] [opaque] [tool add {}]"
+    first = await reply(prompt, idempotency_key="acme/s1.1:1")
+    assert first.opaque
+    assert (await reply("[tool add {}]", idempotency_key="acme/s1.1:1")).opaque == b""
+    so_far: list[Message | str] = [prompt, AssistantMessage("", first.tool_calls), ToolMessage("c", "add", "1")]
+    second = await reply(*so_far, idempotency_key="acme/s1.1:2", opaque=(first.opaque,))
+    assert second.opaque not in (b"", first.opaque)
+    so_far += [AssistantMessage("", second.tool_calls), ToolMessage("d", "add", "2")]
+    whole = {"idempotency_key": "acme/s1.1:3", "opaque": (first.opaque, second.opaque)}
+    assert (await reply(*so_far, **whole)).text == "add returned 1; add returned 2"
+    lost = await reply(*so_far, **{**whole, "opaque": (b"", second.opaque)})
+    assert lost.text == "add returned 1; add returned 2; the token of step 1 is missing"
+    other = await reply(prompt, idempotency_key="acme/s1.2:1")
+    for wrong in ((second.opaque, first.opaque), (other.opaque, b""), (first.opaque, b"x")):
+        with pytest.raises(ModelError, match="gave with another reply"):
+            await reply(*so_far, **{**whole, "opaque": wrong})
+
+
 async def test_tokens_are_a_quarter_of_the_bytes() -> None:
     usage = (await reply("12345678", instructions="1234")).usage
     assert usage.input_tokens == 3
@@ -266,7 +324,7 @@ async def test_a_huge_answer_comes_in_bounded_pieces() -> None:
 
 
 @settings(deadline=None)
-@given(st.text(max_size=300) | st.text(alphabet='[]{}":, toolsaythn0129msfailcu\\', max_size=200))
+@given(st.text(max_size=300) | st.text(alphabet='[]{}":, toolsaythnk0129msfailcu\\', max_size=200))
 def test_any_prompt_can_be_read(prompt: str) -> None:
     steps = script.parse(prompt)
     assert steps
@@ -276,6 +334,7 @@ def test_any_prompt_can_be_read(prompt: str) -> None:
 _PIECES = [
     *("[say x]", "[say", "[think hm]", "[tool add {}]", "[tool", "[tool a b]", "[loop x]", "[then]", "[fail]"),
     *("[fail 503 1]", "[drop]", "[drop always]", "[empty]", "[cut 1]", "[size 10]", "[size 9", "[unicode]", "[about]"),
+    *("[ask x]", "[ask x {}]", "[ask {", "[opaque]"),
     *("[help]", "]", "{", "}", "\\", '"', "echo ", "\ud800", "\0", "[slow 3 0ms]", "[wait 0s]"),
 ]
 

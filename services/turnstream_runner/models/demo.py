@@ -9,6 +9,10 @@ Anything else is asked for in brackets:
     [tool add {"a":1,"b":2}] asks for a tool; several in one step are asked for at once
     [then]                   the next step begins: what follows is done when the tools of this step have returned
     [loop add {"a":1,"b":2}] asks for the tool in every step, until the run is at its limits
+    [ask Which colour?]      asks a person, and waits; with choices, a schema, a time to answer in and what is then:
+                             [ask Which colour? {"choices":["red","blue"],"expires_in":60,"default":"red"}],
+                             {"schema":{"type":"integer"}}, {"expires_in":60,"on_expiry":"null"} or "fail"
+    [tool ask_first {}]      asks for a tool that a person has to approve; so is ask_errand, which is not repeated
     [slow 50ms]              streams its answer word by word, one every 50 ms
     [slow 20 50ms]           the same with an answer of 20 words
     [wait 2s]                is silent that long before its first token
@@ -20,11 +24,14 @@ Anything else is asked for in brackets:
     [cut 5]                  the answer stops at the token limit, after 5 words; [think …] [cut 0]: before any
     [size 1MB]               an answer of that size, up to 8MB
     [unicode]                an answer of characters that are often mishandled
+    [opaque]                 gives its provider's token with this reply, and fails if a later call of the run brings
+                             another one back
     [about]                  what the model was sent, as JSON
     [help]                   this
 
 Everything up to `[then]` is one model call, also what is said beside a tool call. After tools have returned, and
-nothing else is asked for, the answer says what they returned. Tokens are a quarter of the bytes, rounded up.
+nothing else is asked for, the answer says what they returned, and what a person answered. Tokens are a quarter of the
+bytes, rounded up.
 """
 
 import asyncio
@@ -32,7 +39,8 @@ import json
 import re
 from collections.abc import AsyncGenerator, Iterable, Sequence
 
-from turnstream.session.events import ToolCall, Usage
+from turnstream.ids import digest
+from turnstream.session.events import ASK_USER, ToolCall, Usage
 from turnstream.session.history import AssistantMessage, Message, ToolMessage, UserMessage
 from turnstream_runner.models.port import (
     Finish,
@@ -93,6 +101,7 @@ class DemoModel:
             raise ModelError(f"the demo provider answered {status}", retryable=retryable, retry_after=after)
         async for delta in _paced(step.think, step.pace):
             yield ReasoningDelta(delta)
+        _check_tokens(request)
         text, finish = _answer(request, turn, step)
         breaks = request.tries < step.drop
         if breaks or step.stall:
@@ -111,7 +120,36 @@ class DemoModel:
             usage=_usage(request, text, step.think, calls),
             finish="tool_calls" if calls else finish,
             model=NAME,
+            opaque=_token(*_place(request)) if step.opaque else b"",
         )
+
+
+def _place(request: ModelRequest) -> tuple[str, int]:
+    """Run and step of a call."""
+    run, _, step = request.idempotency_key.rpartition(":")
+    return run, int(step) if step.isdecimal() else 0
+
+
+def _token(run: str, step: int) -> bytes:
+    """What the model gives with the reply of a step: it is of no other one."""
+    return f"{step} {digest(run.encode())}".encode()
+
+
+def _check_tokens(request: ModelRequest) -> None:
+    """Raises `ModelError` for a token that this run's replies did not come with, in their order."""
+    run, step = _place(request)
+    mine = [_token(run, before) for before in range(1, step)]
+    for token in filter(None, request.opaque):
+        if token not in mine:
+            raise ModelError(f"the demo provider was sent the token {token[:64]!r}, which it gave with another reply")
+        del mine[: mine.index(token) + 1]
+
+
+def _missing(request: ModelRequest, turn: _Turn) -> list[str]:
+    """The steps since the last message whose reply came with a token that is not there now."""
+    tokens = request.opaque[len(request.opaque) - turn.replies :]
+    pairs = zip(parse(turn.prompt), tokens, strict=False)
+    return [str(number) for number, (step, token) in enumerate(pairs, 1) if step.opaque and not token]
 
 
 def _answer(request: ModelRequest, turn: _Turn, step: Step) -> tuple[str, Finish]:
@@ -141,8 +179,16 @@ def _text(request: ModelRequest, turn: _Turn, step: Step) -> str:
     if step.tools:
         return ""
     if turn.results:
-        return "; ".join(f"{result.name} returned {result.text}" for result in turn.results)
+        said = [_returned(result) for result in turn.results]
+        said += [f"the token of step {number} is missing" for number in _missing(request, turn)]
+        return "; ".join(said)
     return _heard(step.text, turn.earlier)
+
+
+def _returned(result: ToolMessage) -> str:
+    if result.name == ASK_USER and not result.is_error:
+        return f"You answered: “{result.text}”"
+    return f"{result.name} returned {result.text}"
 
 
 def _heard(text: str, earlier: Sequence[str]) -> str:

@@ -6,8 +6,11 @@ be read is a fault, which the model says instead of an answer.
 
 import json
 import re
+from typing import Any
 
 import msgspec
+
+from turnstream.session.events import ASK_USER
 
 SIZE_MAX = 8 << 20
 WORDS_MAX = 100_000
@@ -15,7 +18,7 @@ SECONDS_MAX = 3600.0
 ALWAYS = 1 << 30
 
 _DIRECTIVE = re.compile(
-    r"\[(say|think|tool|loop|then|slow|wait|hang|fail|drop|empty|cut|size|unicode|about|help)(?=[\s\]])"
+    r"\[(say|think|tool|loop|ask|then|slow|wait|hang|fail|drop|empty|cut|size|unicode|opaque|about|help)(?=[\s\]])"
 )
 _DURATION = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(ms|s|m)")
 _SIZE = re.compile(r"([0-9]{1,9})(B|KB|MB)?")
@@ -50,6 +53,7 @@ class Step(msgspec.Struct, kw_only=True):
     words: int | None = None
     size: int | None = None
     unicode: bool = False
+    opaque: bool = False
     about: bool = False
     help: bool = False
     empty: bool = False
@@ -90,6 +94,7 @@ def _argument(prompt: str, found: re.Match[str]) -> tuple[str, str, int]:
     is_json = found[1] in ("tool", "loop")
     while at < len(prompt):
         character = prompt[at]
+        is_json = is_json or (character == "{" and found[1] == "ask")
         if is_json and quoted:
             at += character == "\\"
             quoted = character != '"'
@@ -115,6 +120,8 @@ def _apply(step: Step, name: str, argument: str) -> None:
         case "tool" | "loop", _:
             step.tools.append(_tool(argument))
             step.loop = step.loop or name == "loop"
+        case "ask", _:
+            step.tools.append(_question(argument))
         case "slow", [duration]:
             step.pace = _seconds(duration)
         case "slow", [count, duration]:
@@ -139,6 +146,8 @@ def _apply(step: Step, name: str, argument: str) -> None:
             step.empty = True
         case "unicode", []:
             step.unicode = True
+        case "opaque", []:
+            step.opaque = True
         case "about", []:
             step.about = True
         case "help", []:
@@ -154,13 +163,24 @@ def _tool(argument: str) -> Asked:
     text = rest.strip()
     if not text:
         return Asked(name, "{}")
+    return Asked(name, text[: _object(text)[1]])
+
+
+def _question(argument: str) -> Asked:
+    text, brace, rest = argument.partition("{")
+    options = _object(brace + rest)[0] if brace else {}
+    return Asked(ASK_USER, json.dumps({"question": text.strip(), **options}, ensure_ascii=False))
+
+
+def _object(text: str) -> tuple[dict[str, Any], int]:
+    """The JSON object that a text is, and where it ends."""
     try:
         value, end = _JSON.raw_decode(text)
     except ValueError as error:
         raise ValueError(f"its arguments are not JSON: {error}") from None
     if text[end:].strip() or not isinstance(value, dict):
         raise ValueError("its arguments are not one JSON object")
-    return Asked(name, text[:end])
+    return value, end
 
 
 def _failure(words: list[str]) -> Failure:
