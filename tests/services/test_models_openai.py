@@ -569,3 +569,75 @@ async def test_a_logical_name_leads_to_its_address(aimock: Aimock) -> None:
     await models.close()
     assert items[-1].text == "local"
     assert aimock.requests()[-1]["model"] == "qwen3"
+
+
+# --- what goes back within a run --------------------------------------------------------------------------------------
+
+SIGNED = {"google": {"thought_signature": "c2lnbmVk"}}
+
+
+async def reasons_and_asks(exchange: Exchange) -> None:
+    """Asks for two tools the first time, with all that a provider may want back; then answers."""
+    await exchange.begin()
+    if exchange.body["messages"][-1]["role"] == "tool":
+        await exchange.say({"content": "done"}, "stop")
+    else:
+        await exchange.say({"role": "assistant", "reasoning_content": "which "})
+        await exchange.say({"reasoning_content": "city?"})
+        for index, extra in enumerate((SIGNED, None)):
+            call = {"index": index, "id": f"c{index}", "type": "function", "function": {"name": "w", "arguments": "{}"}}
+            await exchange.say({"tool_calls": [call | ({"extra_content": extra} if extra else {})]})
+        await exchange.say({}, "tool_calls")
+    await exchange.end()
+
+
+def goes_on(first: Reply, opaque: tuple[bytes, ...]) -> ModelRequest:
+    """The next step of the run. The calls have names of our own by then."""
+    calls = tuple(ToolCall(id=f"ours-{call.id}", name=call.name, arguments=call.arguments) for call in first.tool_calls)
+    results = tuple(ToolMessage(call.id, call.name, "sunny") for call in calls)
+    earlier = (UserMessage("hi"), AssistantMessage("hello"), UserMessage("weather?"))
+    return request(*earlier, AssistantMessage("", calls), *results, opaque=opaque)
+
+
+async def test_what_a_provider_wants_back_goes_back_with_the_reply_that_it_came_with() -> None:
+    async with peer(reasons_and_asks) as provider:
+        first, _ = await answer(provider.base_url, request())
+        assert (first.reasoning, len(first.tool_calls)) == ("which city?", 2)
+        await answer(provider.base_url, goes_on(first, (first.opaque,)))
+        hello, again = [message for message in provider.seen[-1].body["messages"] if message["role"] == "assistant"]
+        assert again["reasoning_content"] == "which city?"
+        assert [call.get("extra_content") for call in again["tool_calls"]] == [SIGNED, None]
+        assert [call["id"] for call in again["tool_calls"]] == ["ours-c0", "ours-c1"]
+        assert not {"reasoning_content", "tool_calls"} & hello.keys()
+
+
+async def test_s26_nothing_goes_back_that_the_request_does_not_hold() -> None:
+    async with peer(reasons_and_asks) as provider:
+        first, _ = await answer(provider.base_url, request())
+        for nothing in ((), (b"",), (b"nonsense",), (b"{}",)):
+            reply, _ = await answer(provider.base_url, goes_on(first, nothing))
+            assert reply.text == "done"
+            sent = json.dumps(provider.seen[-1].body)
+            assert "reasoning_content" not in sent
+            assert "thought_signature" not in sent
+
+
+async def test_what_one_provider_gave_goes_to_no_other() -> None:
+    async with peer(reasons_and_asks) as provider, peer(reasons_and_asks) as other:
+        first, _ = await answer(provider.base_url, request())
+        await answer(other.base_url, goes_on(first, (first.opaque,)))
+        await answer(provider.base_url, goes_on(first, (first.opaque,)), model="another")
+        for sent in (other.seen[-1], provider.seen[-1]):
+            assert "which city?" not in json.dumps(sent.body)
+
+
+async def test_a_reply_with_nothing_to_send_back_has_no_opaque_item() -> None:
+    async def plain(exchange: Exchange) -> None:
+        await exchange.begin()
+        for piece in ("<think>", "hm", "</think>", "four"):
+            await exchange.say({"content": piece}, "stop" if piece == "four" else None)
+        await exchange.end()
+
+    async with peer(plain) as provider:
+        reply, _ = await answer(provider.base_url, request())
+        assert (reply.text, reply.reasoning, reply.opaque) == ("four", "hm", b"")

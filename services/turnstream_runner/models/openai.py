@@ -34,10 +34,12 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
 from pydantic_core import to_json
 
+from turnstream.ids import digest
 from turnstream.session.events import ToolCall, Usage
 from turnstream.settings import ModelSettings
 from turnstream_runner.models import prompt
 from turnstream_runner.models.port import Finish, Item, ModelError, ModelRequest, ReasoningDelta, Reply, TextDelta
+from turnstream_runner.models.sent_back import taken
 from turnstream_runner.shown import STRUCK, line, shown
 from turnstream_runner.unicode import Joined, fit
 
@@ -69,6 +71,7 @@ class OpenAIChat:
         )
         profile = OpenAIModelProfile(openai_chat_streaming_requires_finish_reason=True)
         self._model = OpenAIChatModel(settings.model, provider=provider, profile=profile)
+        self._source = digest(f"{settings.base_url or ''} {settings.model}".encode())
 
     async def close(self) -> None:
         await self._client.close()
@@ -77,7 +80,7 @@ class OpenAIChat:
         text, reasoning = Joined(), Joined()
         asked = model_request_stream(
             self._model,
-            prompt.messages(request),
+            prompt.messages(request, system=self._model.system, source=self._source),
             model_settings=prompt.settings(request),
             model_request_parameters=prompt.parameters(request.tools),
             instrument=False,
@@ -90,7 +93,8 @@ class OpenAIChat:
                         yield TextDelta(piece)
                     if thought and (piece := reasoning.feed(thought)):
                         yield ReasoningDelta(piece)
-                reply = _reply(stream.get())
+                response = stream.get()
+                reply = _reply(response, taken(response, self._source))
         except AgentRunError as error:
             raise self._error(error) from None
         if rest := text.end():
@@ -132,7 +136,7 @@ def _said(event: ModelResponseStreamEvent) -> tuple[str, str]:
             return "", ""
 
 
-def _reply(response: ModelResponse) -> Reply:
+def _reply(response: ModelResponse, opaque: bytes) -> Reply:
     parts = response.parts
     text = fit("".join(part.content for part in parts if isinstance(part, TextPart)))
     refusal = (response.provider_details or {}).get("refusal")
@@ -149,6 +153,7 @@ def _reply(response: ModelResponse) -> Reply:
         ),
         finish=FINISHES.get(response.finish_reason, "other"),
         model=fit(response.model_name or ""),
+        opaque=opaque,
     )
 
 

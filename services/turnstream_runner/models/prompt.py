@@ -1,8 +1,10 @@
 """Our messages and tools in pydantic-ai's terms. The same messages always give the same request, and more of them give
-the same beginning, so that a provider's prompt cache hits. Reasoning is not in them: it goes back to no provider.
+the same beginning, so that a provider's prompt cache hits. Reasoning is not in them: what a provider wants back within
+a run is in the request's opaque items (`sent_back.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic_ai.messages import (
@@ -12,6 +14,7 @@ from pydantic_ai.messages import (
     ModelResponsePart,
     SystemPromptPart,
     TextPart,
+    ThinkingPart,
     ToolCallPart,
     ToolReturnPart,
     UserPromptPart,
@@ -24,12 +27,16 @@ from pydantic_ai.tools import ToolDefinition
 from turnstream.ids import digest
 from turnstream.session.history import AssistantMessage, ToolMessage, UserMessage
 from turnstream_runner.models.port import ModelRequest, ToolSpec
+from turnstream_runner.models.sent_back import SentBack, read
 
 
-def messages(request: ModelRequest) -> list[ModelMessage]:
-    """What stands between two answers of the model is one prompt; instructions come first of all."""
+def messages(request: ModelRequest, *, system: str = "", source: str = "") -> list[ModelMessage]:
+    """What stands between two answers of the model is one prompt; instructions come first of all. `system` is what
+    pydantic-ai calls the provider, `source` where opaque items have to be from."""
     found: list[ModelMessage] = []
     pending: list[ModelRequestPart] = [SystemPromptPart(request.instructions)] if request.instructions else []
+    replies = sum(isinstance(message, AssistantMessage) for message in request.messages)
+    opaque = iter((b"",) * (replies - len(request.opaque)) + request.opaque)
     for message in request.messages:
         match message:
             case UserMessage(text=text):
@@ -40,7 +47,7 @@ def messages(request: ModelRequest) -> list[ModelMessage]:
                 if pending:
                     found.append(Prompt(pending))
                     pending = []
-                found.append(ModelResponse(_said(message)))
+                found.append(ModelResponse(_said(message, read(next(opaque), source), system)))
     if pending:
         found.append(Prompt(pending))
     return found
@@ -78,7 +85,16 @@ def _take(found: OpenAIChatModelSettings, params: Mapping[str, Any]) -> None:
                 raise ValueError(f"a model is not asked with {name!r}")
 
 
-def _said(message: AssistantMessage) -> Sequence[ModelResponsePart]:
-    parts: list[ModelResponsePart] = [TextPart(message.text)] if message.text else []
-    parts += [ToolCallPart(call.name, call.arguments, call.id) for call in message.tool_calls]
+def _said(message: AssistantMessage, back: SentBack | None, system: str) -> Sequence[ModelResponsePart]:
+    thinking = back.thinking if back else {}
+    parts: list[ModelResponsePart] = [
+        ThinkingPart(text, id=field, provider_name=system) for field, text in thinking.items()
+    ]
+    parts += [TextPart(message.text)] if message.text else []
+    for number, call in enumerate(message.tool_calls):
+        details = back.calls[number] if back and number < len(back.calls) else None
+        part = ToolCallPart(call.name, call.arguments, call.id)
+        if details:
+            part = replace(part, provider_name=system, provider_details=details)
+        parts.append(part)
     return parts
