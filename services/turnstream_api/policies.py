@@ -15,6 +15,39 @@ from turnstream.session.policy import CHOICES, NOT_AVAILABLE, parse_policy, reso
 from turnstream.session.policy import Policy as Resolved
 from turnstream.settings import Settings, SettingsError
 
+ABOUT: Final[Mapping[str, str]] = {
+    "on_busy": "a message while a run is live: `reject` refuses it (409 `run_active`), `queue` lets it wait for a run"
+    " of its own, `steer` lets the run take it before its next model call, `interrupt` cancels the run and comes next,"
+    " `parallel` starts a run beside it",
+    "message_on_busy": "whether a message may say `on_busy` itself",
+    "on_message.question": "a message while a question is open: `answer` makes it the answer, `reject` refuses it (409"
+    " `run_waiting`), `queue` and `parallel` are as above",
+    "on_message.approval": "a message while an approval is open: `reject` refuses it (409 `run_waiting`), `decline`"
+    " makes it the reason of a denial, `parallel` starts a run beside it",
+    "on_message.parked": "a message while a run waits for other agents: that is not in this release",
+    "authors": "`mixed`: a run takes the messages of everybody, and the model is shown who says what; `single`: only of"
+    " the author whose message started it, and others wait for their turn",
+    "starters": "whose messages may start a run: of `any`, of `people` (`user:…`), or of a list of authors; another's"
+    " is stored and starts none",
+    "recovery": "a run whose runner stopped: `resume` takes it over, `fail` ends it (`interrupted`), `durable` takes it"
+    " over if its agent says that it is durable",
+    "on_disconnect": "the client goes away that streams the run which its POST asked for: the run goes on (`detach`),"
+    " or fails (`client_disconnected`)",
+    "history.turns": "what the model sees of earlier turns: `all` of them, or of those `completed` the message and the"
+    " answer alone",
+    "history.tools": "what it sees of their tools: results `bounded` to 8 KiB each, in `full`, or `none`",
+    "history.window": "`fit`, the newest that the model can take, is not in this release: all of it is sent",
+    "history.compaction": "`on`, a summary of what is old, is not in this release",
+    "empty": "a model that says nothing at all: the run fails (`empty_reply`), or completes with a `note`",
+    "clock": "the run's time-out while it waits for a person: it stands (`running`), or goes on (`wall`)",
+    "titles": "`derived` from the first message, the `client`'s alone, or `none`; `derived_then_agent` is not in this"
+    " release: it is `derived`",
+    "delete.mode": "what goes with a deleted session: `erase`, everything; `detach`, all but its runs, which stay"
+    " readable by themselves",
+    "delete.active": "deleting a session in which a run is live: `reject` (409 `run_active`), or `cancel` the run",
+}
+"""Every field of a policy, for people."""
+
 
 def _schema() -> dict[str, object]:
     """The JSON Schema of a policy, from the table of its fields."""
@@ -24,6 +57,8 @@ def _schema() -> dict[str, object]:
         one: dict[str, object] = {"enum": list(values)}
         if name == "starters":
             one = {"anyOf": [one, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
+        if name in ABOUT:
+            one["description"] = ABOUT[name]
         if group:
             whole = fields.setdefault(group, {"type": "object", "properties": {}, "additionalProperties": False})
             cast("dict[str, object]", whole["properties"])[field] = one

@@ -20,7 +20,7 @@ from turnstream.broker.connection import Broker
 from turnstream.session.policy import CHOICES, NOT_AVAILABLE, PRESETS
 from turnstream.settings import SettingsError
 from turnstream_api.app import _specs
-from turnstream_api.policies import Policy
+from turnstream_api.policies import ABOUT, Policy
 from turnstream_cli.client import Client, Refused
 from turnstream_cli.talk import post_text
 from turnstream_projector.app import serve as serve_projector
@@ -383,9 +383,24 @@ def test_the_policy_of_the_server_may_come_from_variables(tmp_path: Path, monkey
     assert policy.starters == ("user:ann", "user:bob")
 
 
+def test_the_readme_shows_every_preset() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    shown = readme.split("<!-- policies -->")[1].split("<!-- /policies -->")[0].strip()
+    assert shown == _table(), "put this between the markers:\n" + _table()
+
+
+def _table() -> str:
+    rows = [f"| field | {' | '.join(f'`{preset}`' for preset in PRESETS)} | what |", "|---" * (len(PRESETS) + 2) + "|"]
+    for name in CHOICES:
+        if name != "preset":
+            values = [getattr(policy, name.replace(".", "_")) for policy in PRESETS.values()]
+            rows.append(f"| `{name}` | {' | '.join(values)} | {ABOUT[name]} |")
+    return "\n".join(rows)
+
+
 def test_every_field_of_a_policy_is_described() -> None:
     (meta,) = get_args(Policy)[1:]
     described = meta.extra_json_schema["properties"]
     names = {f"{name}.{inner}" for name in described for inner in described[name].get("properties", ())}
     names |= {name for name in described if "properties" not in described[name]}
-    assert names == set(CHOICES)
+    assert names == set(CHOICES) == {*ABOUT, "preset"}

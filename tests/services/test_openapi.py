@@ -11,7 +11,8 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import checks
-from tests.support.api import api_settings
+from tests.support.api import Hand, api_settings
+from tests.support.nats import connect
 
 from turnstream.broker.server import NatsServer
 from turnstream.session.events import TYPES
@@ -35,7 +36,8 @@ schema = schemathesis.openapi.from_dict(json.loads(openapi()))
 
 @pytest.fixture(scope="module")
 def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real API with a projector on a broker of their own, in a thread; a session `s1` with a run in it."""
+    """A real API with a projector on a broker of their own, in a thread; a session `s1` with a run in it, and `s2` with
+    one that waits for two answers."""
     folder = tmp_path_factory.mktemp("openapi")
     up = threading.Event()
     hold: dict[str, Any] = {}
@@ -60,6 +62,13 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         async with httpx.AsyncClient(base_url=hold["url"], trust_env=False) as http:
             body = {"input": "hello", "session": "s1", "message_id": "m1"}
             assert (await http.post("/v1/runs", json=body)).status_code == 202
+            body = {"input": "hello", "session": "s2", "message_id": "m2"}
+            assert (await http.post("/v1/runs", json=body)).status_code == 202
+        broker = await connect(server.url)
+        hand = Hand(broker, "default")
+        await hand.start("s2.1")
+        await hand.ask("s2.1", {"prompt": "Which one?"}, {"kind": "approval", "prompt": "really?"})
+        await broker.close()
         up.set()
         await asyncio.gather(*serving)
         await server.stop()
@@ -87,7 +96,8 @@ def _aim(case: schemathesis.Case) -> None:
     if case.meta and case.meta.generation.mode.is_negative:
         return
     near = len(str(case.query)) % 2 == 0
-    for name, existing in (("session", "s1"), ("run", "s1.1"), ("message", "m1")):
+    run = "s2.1" if case.path.endswith("/input") else "s1.1"
+    for name, existing in (("session", "s1"), ("run", run), ("message", "m1"), ("request", "s2.1.q1")):
         if near and case.path_parameters and name in case.path_parameters:
             case.path_parameters[name] = existing
     for name, value in (("wait", 0.01), ("after", 1)):
