@@ -175,7 +175,8 @@ class Waited(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reflects."""
 
     run: str
-    session: str
+    session: str | None
+    """None: it was deleted, and its runs were kept."""
     status: RunStatus
     seq: int
     outcome: Outcome | None = None
@@ -186,6 +187,9 @@ async def wait_run(api: Api, caller: Caller, request: WaitRun) -> Answer:
     """Waits for the run's end, and answers with its state if that does not come in time. A run that waits for a person
     is answered with at once."""
     key, n = checks.run_key(caller, request.run)
+    session = await api.sessions.load(key)
+    if session.deleted and session.deleted.mode == "detach":
+        return await _kept(api, caller, session, request.run)
     session = await _session_of(api, key, n)
     stands = await standing_of(api, session, n, request.timeout, after=0)
     body = Waited(
@@ -197,6 +201,29 @@ async def wait_run(api: Api, caller: Caller, request: WaitRun) -> Answer:
         requests=stands.requests,
     )
     return Answer(body=body, seq=stands.seq)
+
+
+async def _kept(api: Api, caller: Caller, session: Session, run: str) -> Answer:
+    """How a run ended whose session is deleted and which is kept: only the views say that still."""
+    await checks.shown(api, session.seq)
+    found, _ = await view.get(api.views, caller.account, run)
+    if found is None:
+        raise checks.no_run(run)
+    outcome = Outcome(
+        status=found.status,
+        seq=found.seq,
+        output=found.output or "",
+        reasoning=found.reasoning,
+        blob=found.blob,
+        note=found.note,
+        error=found.error,
+        reason=found.reason,
+        usage=found.usage,
+        model=found.model,
+    )
+    return Answer(
+        body=Waited(run=run, session=None, status=found.status, seq=found.seq, outcome=outcome), seq=found.seq
+    )
 
 
 class CancelRun(Request, frozen=True, kw_only=True):

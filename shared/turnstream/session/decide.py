@@ -66,7 +66,7 @@ from turnstream.session.events import (
 )
 from turnstream.session.limits import spent
 from turnstream.session.policy import merged, resolve
-from turnstream.session.state import Call, Run, Session, has_edge, request_id, said
+from turnstream.session.state import Call, Deleted, Run, Session, has_edge, request_id, said
 
 MAX_RECOVERIES = 3
 """Consecutive recoveries of a run without a new fact, before it fails with `max_attempts_exceeded`."""
@@ -138,18 +138,19 @@ def _of_deleted(command: Command, session: Session) -> Decision | None:
                 last_run=session.last_run,
                 deleted_at=deleted.at,
             )
-            return Decision(event_of(command, session, data))
+            key, body = deleted.key or (None, None)
+            event = msgspec.structs.replace(event_of(command, session, data), idempotency_key=key, body_digest=body)
+            return Decision(event)
         case EraseSession():
             return None
-        case DeleteSession() if deleted.mode == "erase" or _is_repeat(command, session):
+        case DeleteSession() if deleted.mode == "erase" or _is_repeat(command, deleted):
             return None
         case _:
             raise _no_session(session)
 
 
-def _is_repeat(command: Command, session: Session) -> bool:
-    receipt = session.receipt(command.origin.idempotency_key)
-    return receipt is not None and receipt.body_digest == command.origin.body_digest
+def _is_repeat(command: Command, deleted: Deleted) -> bool:
+    return deleted.key is not None and deleted.key == (command.origin.idempotency_key, command.origin.body_digest)
 
 
 def _open(command: OpenSession, session: Session) -> Decision | None:

@@ -264,7 +264,8 @@ class Ended(msgspec.Struct, frozen=True):
 
 class Deleted(msgspec.Struct, frozen=True):
     """Since event `seq`, at broker time `at` in milliseconds. `events` is how many there were, this one included.
-    `erased`: nothing is left but the tombstone."""
+    `erased`: nothing is left but the tombstone. `key`: idempotency key and body digest of the command that did it, by
+    which its repeat is recognised."""
 
     seq: int
     at: int
@@ -272,6 +273,7 @@ class Deleted(msgspec.Struct, frozen=True):
     by: str
     events: int = 0
     erased: bool = False
+    key: tuple[str, str | None] | None = None
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -393,7 +395,15 @@ def evolve(session: Session, recorded: Recorded) -> Session:
         case SessionDeleted():
             return _deleted(session, recorded, data)
         case SessionErased():
-            deleted = Deleted(recorded.seq, data.deleted_at, data.mode, data.by, data.events_removed, erased=True)
+            deleted = Deleted(
+                recorded.seq,
+                data.deleted_at,
+                data.mode,
+                data.by,
+                data.events_removed,
+                erased=True,
+                key=_key_of(recorded),
+            )
             return Session(key=session.key, seq=recorded.seq, last_run=data.last_run, deleted=deleted)
         case MessagePosted():
             return _posted(session, recorded, data)
@@ -457,7 +467,7 @@ def _opened(session: Session, opens: Opens) -> Session:
 def _deleted(session: Session, recorded: Recorded, data: SessionDeleted) -> Session:
     for run in session.runs:
         session = _ended(session, run, recorded, "cancelled")
-    deleted = Deleted(recorded.seq, recorded.time, data.mode, data.by, data.events)
+    deleted = Deleted(recorded.seq, recorded.time, data.mode, data.by, data.events, key=_key_of(recorded))
     return msgspec.structs.replace(
         session,
         deleted=deleted,
@@ -465,6 +475,11 @@ def _deleted(session: Session, recorded: Recorded, data: SessionDeleted) -> Sess
         last_run=max(session.last_run, data.last_run),
         last_queue=data.queue,
     )
+
+
+def _key_of(recorded: Recorded) -> tuple[str, str | None] | None:
+    event = recorded.event
+    return None if event.idempotency_key is None else (event.idempotency_key, event.body_digest)
 
 
 def _posted(session: Session, recorded: Recorded, data: MessagePosted) -> Session:
