@@ -80,7 +80,8 @@ async def answer(request: str, text: str, *, wait: bool = True, json: bool = Fal
             given = await client.post(_path(request), {"answer": text})
         except Refused as refused:
             value = _json(text)
-            if not str(refused.problem.get("field", "")).startswith("answer") or isinstance(value, str):
+            misfit = str(refused.problem.get("field", "")).startswith("answer")
+            if isinstance(value, str) or not (misfit or refused.problem.get("code") == "already_answered"):
                 raise
             given = await client.post(_path(request), {"answer": value})
         return await _go_on(client, given, wait=wait, json=json)

@@ -109,7 +109,7 @@ async def tail(
     json: bool = False,
     connect: Connect = HERE,
 ) -> int:
-    """Watch a session, from its first event on, or one run of it until it has ended.
+    """Watch a session, from its first event on, until it is deleted; or one run of it until it has ended.
 
     A connection that ends is opened again at the last event seen, however often. With a run the exit code is 0 if it
     completed.
@@ -140,12 +140,16 @@ async def tail(
                 match item:
                     case Event() if json:
                         print_json(item.raw)
+                        if item.type == DELETED:
+                            return Exit.OK
                     case Disconnected() if json:
                         notice(f"{item.reason}; connecting again")
                     case _:
                         if not json:
                             screen.show(item)
-    return Exit.OK
+                        if isinstance(item, Event) and item.type == DELETED:
+                            return Exit.OK
+    raise AssertionError("a feed has no end")
 
 
 async def watch_run(
@@ -245,6 +249,8 @@ def _outcome(event: Event) -> dict[str, Any]:
     """How the run ended, in the words of the API."""
     names = ("status", "reasoning", "blob", "note", "error", "reason", "finish", "usage", "model")
     said = {name: event.data[name] for name in names if name in event.data}
+    if event.type == DELETED:
+        said["reason"] = "session_deleted"
     return {"status": "cancelled", **said, "output": event.data.get("content", ""), "seq": event.seq}
 
 

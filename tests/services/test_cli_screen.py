@@ -34,6 +34,54 @@ def shown(*items: Item, terminal: bool = False) -> str:
     return out.getvalue()
 
 
+def test_what_waits_for_a_person_and_what_is_said_to_it_are_lines() -> None:
+    question = {"request": "s1.1.q1", "kind": "question", "prompt": "Which\x1b[2J one?", "choices": ["left", "right"]}
+    approval = {"request": "s1.1.q2", "kind": "approval", "prompt": "delete {}"}
+    text = shown(
+        event(3, "run.waiting", run=1, attempt=1, requests=[question, approval]),
+        event(4, "request.answered", run=1, request="s1.1.q1", answer={"a": 1}, by="user:ann"),
+        event(5, "request.answered", run=1, request="s1.1.q2", approved=False, reason="no", by="user:ann"),
+        event(6, "request.answered", run=1, request="s1.1.q3", approved=True, by="user:ann"),
+        event(7, "request.expired", run=1, request="s1.1.q4"),
+        event(8, "run.started", run=1, attempt=2, trigger="answers"),
+    )
+    assert text.splitlines() == [
+        "? s1.1.q1 Which␛[2J one?  (left | right)  #3",
+        "? s1.1.q2 approve? delete {}  #3",
+        '? s1.1.q1 answered: {"a":1}  by user:ann #4',
+        "? s1.1.q2 denied: no  by user:ann #5",
+        "? s1.1.q3 approved  by user:ann #6",
+        "? s1.1.q4: nobody answered in time  #7",
+        "▶ run 1 started  attempt 2, answers #8",
+    ]
+
+
+def test_where_a_message_went_and_what_became_of_it_are_lines() -> None:
+    said = {"message_id": "m", "author": "user:ann", "content": [{"text": "hi"}]}
+    text = shown(
+        event(2, "message.posted", **said, steers={"run": 1}),
+        event(3, "message.posted", **said, answers={"run": 1, "requests": []}),
+        event(4, "message.posted", **said, queued={"run": 2, "interrupts": 1}),
+        event(5, "message.posted", **said),
+        event(6, "run.steered", run=1, attempt=1, message_ids=["m", "n"]),
+        event(7, "run.ended", run=1, attempt=1, status="cancelled", leftover={"run": 3, "message_ids": ["m"]}),
+        event(8, "run.requested", run=4, retry_of=2),
+        event(9, "session.deleted", mode="erase", by="user:ann"),
+    )
+    assert text.splitlines() == [
+        "▸ user:ann: hi  steers run 1 #2",
+        "▸ user:ann: hi  answers run 1 #3",
+        "▸ user:ann: hi  queued as run 2 #4",
+        "✕ cancel of run 1 asked for by it  #4",
+        "▸ user:ann: hi  starts nothing #5",
+        "▸ run 1 takes m, n  #6",
+        "■ run 1 cancelled  0 tokens #7",
+        "▸ run 3 takes what is left over: m  #7",
+        "▸ run 4 asked for, run 2 again  #8",
+        "○ session deleted  by user:ann #9",
+    ]
+
+
 def test_what_was_said_live_is_not_said_again() -> None:
     text = shown(delta(1, "Hello, "), delta(2, "stranger."), ENDED)
     assert text.count("Hello, stranger.") == 1

@@ -8,6 +8,7 @@ from pydantic import SecretStr
 
 from turnstream import settings as settings_module
 from turnstream.settings import Settings, SettingsError, explain, load, unknown
+from turnstream_cli.main import main
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,35 @@ def test_nested_settings_and_lists_come_from_variables(monkeypatch: pytest.Monke
     assert settings.queues == ("fast", "slow")
     assert settings.sync_interval is None
     assert settings.models["local"].api_key == SecretStr("sk-secret")
+
+
+def test_the_policy_comes_from_the_file_and_field_by_field_from_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("turnstream.toml").write_text(
+        '[policy]\npreset = "thread"\nstarters = ["user:ann"]\n[policy.delete]\nmode = "erase"\n'
+    )
+    monkeypatch.setenv("TURNSTREAM_POLICY__ON_BUSY", "queue")
+    monkeypatch.setenv("TURNSTREAM_POLICY__DELETE__ACTIVE", "cancel")
+
+    settings = load()
+
+    expected = {"mode": "erase", "active": "cancel"}
+    assert settings.policy == {"preset": "thread", "starters": ["user:ann"], "on_busy": "queue", "delete": expected}
+    rows = {row.name: (row.value, row.origin) for row in explain(settings, {}, os.environ)}
+    assert rows["policy.preset"] == ("thread", "turnstream.toml")
+    assert rows["policy.on_busy"] == ("queue", "$TURNSTREAM_POLICY__ON_BUSY")
+    assert rows["policy.delete.active"] == ("cancel", "$TURNSTREAM_POLICY__DELETE__ACTIVE")
+    assert unknown(os.environ) == []
+
+
+def test_config_refuses_a_policy_that_no_service_starts_with(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TURNSTREAM_POLICY__DELETE__MODE", "forget")
+    assert main(["config"]) == 2
+    assert capsys.readouterr().err == "turnstream: policy.delete.mode: must be one of detach, erase\n"
+    monkeypatch.setenv("TURNSTREAM_POLICY__DELETE__MODE", "detach")
+    assert main(["config"]) == 0
+    assert "policy.delete.mode" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

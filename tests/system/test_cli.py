@@ -131,6 +131,55 @@ async def test_a_conversation_from_the_command_line(home: Home) -> None:
         assert "not_found" in missing.err
 
 
+async def test_a_person_answers_from_the_command_line(home: Home) -> None:
+    await home.dev()
+    question = '{"question": "How many?", "schema": {"type": "integer"}}'
+    asked = await home.run(
+        "send", "s1", f'[tool conversation_ask_user {question}] [tool ask_first {{"text":"x"}}]', expect=5
+    )
+    assert "? s1.1.q1 How many?" in asked.out and "turnstream answer s1.1.q1" in asked.out
+    assert "turnstream approve s1.1.q2" in asked.out
+    listed = [json.loads(line) for line in (await home.run("requests", "--json")).out.splitlines()]
+    assert {(one["id"], one["kind"]) for one in listed} == {("s1.1.q1", "question"), ("s1.1.q2", "approval")}
+    assert json.loads((await home.run("sessions", "s1", "--json")).out)["status"] == "waiting"
+    for arguments, complaint in (
+        (("answer", "s1.1", "7"), "request: several are open"),
+        (("answer", "s1.1.q1", "many"), "field: answer"),
+        (("approve", "s1.1.q1"), "field: approved"),
+        (("answer", "s1.1.q3", "7"), "not_found"),
+    ):
+        refused = await home.run(*arguments, expect=4)
+        assert complaint in refused.err and refused.err.count("\n") == 1
+    assert "no request's id" in (await home.run("answer", "s1", "7", expect=2)).err
+    still = json.loads((await home.run("answer", "s1.1.q1", "7", "--json", expect=5)).out)
+    assert [one["request"] for one in still["requests"]] == ["s1.1.q2"] and still["status"] == "waiting"
+    done = await home.run("deny", "s1.1.q2", "--reason", "rather not")
+    assert "rather not" in done.out and "run 1 completed" in done.out
+    again = await home.run("answer", "s1.1.q1", "7", "--no-wait")
+    assert "is answered" in again.out
+    other = await home.run("answer", "s1.1.q1", "8", expect=4)
+    assert "already_answered" in other.err
+    assert "nothing waits" in (await home.run("requests")).out
+    assert "answered" in (await home.run("requests", "--state", "any", "--session", "s1")).out
+    assert "? question" in (await home.run("steps", "s1.1")).out
+
+
+async def test_stopping_and_trying_again_from_the_command_line(home: Home) -> None:
+    await home.dev()
+    await home.run("send", "s1", "[hang]", "--no-wait")
+    steers = await home.run("send", "s1", "and this", "--on-busy", "steer", "--no-wait")
+    assert steers.out.startswith("steered s1.1")
+    await home.run("send", "s1", "echo then", "--on-busy", "queue", "--no-wait")
+    assert (await home.run("stop", "s1", "--reason", "enough")).out == "stopped: s1.2, s1.1\n"
+    assert (await home.run("stop", "s1")).out == "stopped: nothing was live\n"
+    await home.run("tail", "s1.1", expect=1)
+    refused = await home.run("retry", "s1", expect=4)
+    assert "nothing_to_retry" in refused.err
+    await home.run("send", "s1", "[fail]", expect=1)
+    again = json.loads((await home.run("retry", "s1", "--json", expect=1)).out)
+    assert (again["retry_of"], again["run"], again["outcome"]["error"]["code"]) == ("s1.3", "s1.4", "model_error")
+
+
 async def _plant(home: Home, session: str) -> None:
     """Puts something onto the session's subject that is no event."""
     nc = await nats.connect(home.addresses.nats)
