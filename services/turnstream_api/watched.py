@@ -1,16 +1,27 @@
 """What a write answers whose caller wants to see what comes of its run: at once, after a wait, or as a stream."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import msgspec
 
 from turnstream.ids import SessionKey
+from turnstream.log.base import LogError
 from turnstream.session.commands import CancelRun
+from turnstream.session.errors import Rejected
 from turnstream.session.events import RunStatus
 from turnstream.session.state import Session
+from turnstream.telemetry import get_logger
 from turnstream_api.api import Answer, Api, Caller, Stream
 from turnstream_api.frames import Filter, control
 from turnstream_api.standing import OpenRequest, Outcome, standing_of
+
+log = get_logger()
+
+TRIES: Final = 30
+PAUSE: Final = 1.0
+"""How often, and after how many seconds, the log is told again of a client that is gone, where it does not answer."""
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,9 +67,19 @@ async def watched(
 
 def _cancel(api: Api, caller: Caller, key: SessionKey, n: int) -> Callable[[], Awaitable[None]]:
     """Tells the session that the client for whom the run is has gone away."""
+    by = msgspec.structs.replace(caller, idempotency_key=None, expected_seq=None)
 
     async def cancel() -> None:
-        origin = api.origin(msgspec.structs.replace(caller, idempotency_key=None, expected_seq=None), "", caller)
-        await api.sessions.handle(key, CancelRun(origin=origin, run=n, disconnected=True))
+        command = CancelRun(origin=api.origin(by, "cancel_run", by), run=n, disconnected=True)
+        for _ in range(TRIES):
+            try:
+                await api.sessions.handle(key, command)
+            except Rejected:  # the session is not there any more
+                return
+            except LogError as error:
+                log.warning("a run goes on whose client is gone", account=key.account, run=key.run(n), error=error)
+                await asyncio.sleep(PAUSE)
+            else:
+                return
 
     return cancel
