@@ -1,8 +1,9 @@
 """Is the log whole, and do the views say what it says?
 
-The log is read once, from its first event. Each session's events are held against the rules (`findings.py`), and all
-of them are folded anew into a scratch database, whose rows must then equal the views' byte for byte. Both sides stand
-still: the views are read as one state, the log up to the sequence that this state reflects."""
+The log is read once, from its first event. Each session's events are held against the rules (`rules.py`), and all of
+them are folded anew into a scratch database, whose rows must then equal the views' byte for byte. Both sides stand
+still: the views are read as one state, the log up to the sequence that this state reflects. Only a session that is
+deleted meanwhile does not: what was found of it is dropped, for its log was being removed."""
 
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -13,16 +14,21 @@ import msgspec
 from sqlalchemy import Table, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from turnstream import subjects
 from turnstream.broker.connection import Broker
 from turnstream.broker.pull import Delivery
+from turnstream.ids import SessionKey
+from turnstream.log import codec
 from turnstream.log.base import Unreadable
-from turnstream.session.events import Recorded
+from turnstream.session.events import Recorded, SessionDeleted, SessionErased
 from turnstream.views import generations
+from turnstream.views.batch import Archived
 from turnstream.views.database import Checkpoint, Database, NotReady, checkpoint_of
 from turnstream.views.generations import Writer
 from turnstream_projector import reading
-from turnstream_projector.findings import Checker, Finding
+from turnstream_projector.findings import Finding, Findings
 from turnstream_projector.rebuild import Progress
+from turnstream_projector.rules import Checker
 
 _PAGE: Final = 1000
 
@@ -39,19 +45,35 @@ class Report(msgspec.Struct, frozen=True):
 async def fsck(broker: Broker, database: Database, *, on_progress: Callable[[Progress], None] | None = None) -> Report:
     """Checks log and views. Raises `ViewsError`, `BrokerFault`."""
     extent = await reading.extent(broker)
-    checker = Checker()
+    findings = Findings()
+    checker = Checker(findings)
     with tempfile.TemporaryDirectory(prefix="turnstream-fsck-") as folder:
         scratch = Database(f"sqlite+aiosqlite:///{Path(folder) / 'views.db'}")
         try:
             async with database.connection() as connection:
                 at = await _position(connection)
                 writer = Writer(scratch, await generations.prepare(scratch, extent.log))
-                events = await _read(broker, extent, checker, writer, at, on_progress)
-                if at and _comparable(at, extent, checker):
-                    await _compare(connection, at, scratch, writer, checker)
+                events = await _read(broker, extent, checker, findings, writer, at, on_progress)
+                if at and _comparable(at, extent, findings):
+                    await _compare(connection, at, scratch, writer, findings)
         finally:
             await scratch.close()
-    return Report(tuple(checker.findings), events, at.position if at else None)
+    await _forget_deleted(broker, findings, behind=min(extent.last, at.position) if at else extent.last)
+    return Report(findings.all, events, at.position if at else None)
+
+
+async def _forget_deleted(broker: Broker, findings: Findings, *, behind: int) -> None:
+    """Drops what was found of sessions that were deleted behind this sequence."""
+    for key in findings.suspects:
+        found = await broker.message(subjects.SESSIONS, {"last_by_subj": subjects.session(key)})
+        if found is None or found.seq <= behind:
+            continue
+        try:
+            last = codec.decode(found.data, seq=found.seq, previous=0, time=0)
+        except Unreadable:
+            continue
+        if isinstance(last.event.data, SessionDeleted | SessionErased):
+            findings.forget(key)
 
 
 async def _position(connection: AsyncConnection) -> Checkpoint | None:
@@ -61,14 +83,14 @@ async def _position(connection: AsyncConnection) -> Checkpoint | None:
         return None
 
 
-def _comparable(at: Checkpoint, extent: reading.Extent, checker: Checker) -> bool:
+def _comparable(at: Checkpoint, extent: reading.Extent, findings: Findings) -> bool:
     if at.log != extent.log:
-        checker.add(
+        findings.add(
             "another_log", "views", None, f"made of a log that began at {at.log}, this one began at {extent.log}"
         )
         return False
     if at.position > extent.last:
-        checker.add("views_ahead", "views", at.position, f"the log ends at {extent.last}")
+        findings.add("views_ahead", "views", at.position, f"the log ends at {extent.last}")
         return False
     return True
 
@@ -77,6 +99,7 @@ async def _read(
     broker: Broker,
     extent: reading.Extent,
     checker: Checker,
+    findings: Findings,
     writer: Writer,
     at: Checkpoint | None,
     on_progress: Callable[[Progress], None] | None,
@@ -88,9 +111,9 @@ async def _read(
     pull = reading.follow(broker, 0)
     try:
         async for deliveries in pull:
-            events = _checked(deliveries, checker)
+            entries = _checked(deliveries, checker, findings)
             if at and writer.position < at.position:
-                reflected = [recorded for recorded in events if recorded.seq <= at.position]
+                reflected = [entry for entry in entries if entry.seq <= at.position]
                 await writer.apply(reflected, min(deliveries[-1].seq, at.position))
             count += len(deliveries)
             last = deliveries[-1]
@@ -103,26 +126,27 @@ async def _read(
     return count
 
 
-def _checked(deliveries: Sequence[Delivery], checker: Checker) -> list[Recorded]:
-    """The events among these messages; what is wrong with any of them is in the checker."""
-    events: list[Recorded] = []
+def _checked(deliveries: Sequence[Delivery], checker: Checker, findings: Findings) -> list[Recorded | Archived]:
+    """What these messages hold; what is wrong with any of them is in the findings."""
+    entries: list[Recorded | Archived] = []
     for delivery in deliveries:
         try:
-            recorded = reading.read(delivery)
+            entry = reading.read(delivery)
         except Unreadable as error:
-            checker.add("unreadable", delivery.subject, delivery.seq, error.why)
+            findings.add("unreadable", delivery.subject, delivery.seq, error.why)
             continue
-        checker.check(recorded)
-        events.append(recorded)
-    return events
+        if not isinstance(entry, Archived):
+            checker.check(entry)
+        entries.append(entry)
+    return entries
 
 
 async def _compare(
-    connection: AsyncConnection, at: Checkpoint, scratch: Database, writer: Writer, checker: Checker
+    connection: AsyncConnection, at: Checkpoint, scratch: Database, writer: Writer, findings: Findings
 ) -> None:
     async with scratch.connection() as fresh:
         for found, wanted in zip(generations.tables(at.generation), generations.tables(writer.generation), strict=True):
-            await _compare_table(_rows(connection, found), _rows(fresh, wanted), wanted, checker)
+            await _compare_table(_rows(connection, found), _rows(fresh, wanted), wanted, findings)
 
 
 Cells = tuple[Any, ...]
@@ -146,7 +170,7 @@ async def _rows(connection: AsyncConnection, table: Table) -> AsyncGenerator[Cel
 
 
 async def _compare_table(
-    found: AsyncGenerator[Cells], wanted: AsyncGenerator[Cells], table: Table, checker: Checker
+    found: AsyncGenerator[Cells], wanted: AsyncGenerator[Cells], table: Table, findings: Findings
 ) -> None:
     width = len(table.primary_key)
     view = table.name.rpartition("_")[0]
@@ -154,17 +178,20 @@ async def _compare_table(
     row, fold = await anext(found, None), await anext(wanted, None)
     while row or fold:
         if row and (not fold or row[:width] < fold[:width]):
-            checker.add("row_extra", _where(view, row, width), _seq(row, names), "no event of the log gives this row")
+            message = "no event of the log gives this row"
+            findings.add("row_extra", _where(view, row, width), _seq(row, names), message, _session(row, names))
             row = await anext(found, None)
         elif fold and (not row or fold[:width] < row[:width]):
             message = "the log gives this row, and the view does not have it"
-            checker.add("row_missing", _where(view, fold, width), _seq(fold, names), message)
+            findings.add("row_missing", _where(view, fold, width), _seq(fold, names), message, _session(fold, names))
             fold = await anext(wanted, None)
         elif row and fold:
             if row != fold:
                 differ = ", ".join(name for name, one, two in zip(names, row, fold, strict=True) if one != two)
                 message = f"not what the log gives: {differ}"
-                checker.add("row_differs", _where(view, fold, width), _seq(fold, names), message)
+                findings.add(
+                    "row_differs", _where(view, fold, width), _seq(fold, names), message, _session(fold, names)
+                )
             row, fold = await anext(found, None), await anext(wanted, None)
 
 
@@ -174,3 +201,9 @@ def _where(view: str, row: Cells, width: int) -> str:
 
 def _seq(row: Cells, names: Sequence[str]) -> int:
     return row[names.index("seq")]
+
+
+def _session(row: Cells, names: Sequence[str]) -> SessionKey:
+    """Whose row it is: every key begins with the session's."""
+    account, _, rest = str(row[names.index("key")]).partition("/")
+    return SessionKey(account, rest.partition(".")[0])

@@ -110,7 +110,7 @@ class Projector:
 
     async def _apply(self, writer: Writer, deliveries: Sequence[Delivery]) -> None:
         last = deliveries[-1]
-        writing = asyncio.create_task(writer.apply(reading.events_of(deliveries), last.seq))
+        writing = asyncio.create_task(writer.apply(reading.entries_of(deliveries), last.seq))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:  # a batch that has begun is finished, and its connection given back

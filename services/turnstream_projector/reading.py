@@ -8,11 +8,12 @@ import msgspec
 from turnstream import subjects
 from turnstream.broker.connection import Broker
 from turnstream.broker.pull import Delivery, OrderedPull
-from turnstream.log import codec
+from turnstream.log import archive, codec
 from turnstream.log.base import Unreadable
 from turnstream.log.messages import EXPECTED, UNGUARDED
 from turnstream.session.events import Recorded
 from turnstream.telemetry import get_logger
+from turnstream.views.batch import Archived
 
 BATCH: Final = 2048
 """Events that are asked for at once; twice as many may be waiting."""
@@ -35,12 +36,17 @@ async def extent(broker: Broker) -> Extent:
 
 
 def follow(broker: Broker, after: int, *, linger: float = 0.0) -> OrderedPull:
-    """The events behind this sequence, and then every one that is stored."""
-    return OrderedPull(broker, subjects.SESSIONS, [subjects.EVENTS], after, batch=BATCH, linger=linger)
+    """The events and the records of runs behind this sequence, and then every one that is stored."""
+    return OrderedPull(
+        broker, subjects.SESSIONS, [subjects.EVENTS, subjects.ARCHIVES], after, batch=BATCH, linger=linger
+    )
 
 
-def read(delivery: Delivery) -> Recorded:
-    """The event of a message. Raises `Unreadable`, also for one that lies on another session's subject."""
+def read(delivery: Delivery) -> Recorded | Archived:
+    """The event, or the record of a run, of a message. Raises `Unreadable`, also for one that lies on another session's
+    subject."""
+    if subjects.is_archive(delivery.subject):
+        return _archived(delivery)
     headers = delivery.headers or {}
     try:
         previous = int(headers.get(EXPECTED, UNGUARDED))
@@ -53,13 +59,22 @@ def read(delivery: Delivery) -> Recorded:
     return recorded
 
 
-def events_of(deliveries: Sequence[Delivery]) -> list[Recorded]:
-    """The events of these messages. What cannot be read is passed over: one bad message must not stop every view.
+def _archived(delivery: Delivery) -> Archived:
+    key, n = subjects.parse_archive(delivery.subject)
+    run, events = archive.decode(delivery.data, delivery.seq)
+    others = {recorded.event.key for recorded in events} - {key}
+    if run != n or others:
+        raise Unreadable(delivery.seq, f"a record of another run lies on {delivery.subject}")
+    return Archived(seq=delivery.seq, key=key, run=run, events=events)
+
+
+def entries_of(deliveries: Sequence[Delivery]) -> list[Recorded | Archived]:
+    """What these messages hold. What cannot be read is passed over: one bad message must not stop every view.
     `fsck` names it."""
-    events: list[Recorded] = []
+    entries: list[Recorded | Archived] = []
     for delivery in deliveries:
         try:
-            events.append(read(delivery))
+            entries.append(read(delivery))
         except Unreadable as error:
             log.error("an event cannot be read and is passed over", seq=delivery.seq, error=str(error))
-    return events
+    return entries

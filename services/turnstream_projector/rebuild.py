@@ -62,7 +62,7 @@ async def _build(
     try:
         async for deliveries in pull:
             last = deliveries[-1]
-            await writer.apply(reading.events_of(deliveries), last.seq)
+            await writer.apply(reading.entries_of(deliveries), last.seq)
             events += len(deliveries)
             if on_progress:
                 on_progress(Progress(last.seq, max(extent.last, last.seq + last.pending), events))

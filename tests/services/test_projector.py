@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import text
-from tests.support.logs import Log, publish, wander
+from tests.support.logs import Entry, Log, publish, wander
 from tests.support.nats import connect
 from tests.support.processes import Spawn
 from tests.support.views import fresh, rows_in_force
@@ -55,20 +55,20 @@ def turns(count: int, sessions: int = 5) -> list[Recorded]:
     return log.events
 
 
-async def stored(broker: Broker) -> list[Recorded]:
-    """Every event of the log that can be read, as the broker dated it."""
+async def stored(broker: Broker) -> list[Entry]:
+    """Everything in the log that can be read, as the broker dated it."""
     last = (await reading.extent(broker)).last
-    events: list[Recorded] = []
+    entries: list[Entry] = []
     pull = reading.follow(broker, 0)
     async for deliveries in pull:
-        events += reading.events_of(deliveries)
+        entries += reading.entries_of(deliveries)
         if deliveries[-1].seq >= last:
             break
     await pull.close()
-    return events
+    return entries
 
 
-async def shows(broker: Broker, database: Database, events: Sequence[Recorded], timeout: float = 60) -> None:
+async def shows(broker: Broker, database: Database, events: Sequence[Entry], timeout: float = 60) -> None:
     """Waits until the views are as far as these events, the log's last, and are what a rebuild of the log gives."""
     assert await database.wait_for(events[-1].seq, timeout)
     at, found = await rows_in_force(database)
@@ -77,7 +77,7 @@ async def shows(broker: Broker, database: Database, events: Sequence[Recorded], 
 
 
 async def test_the_views_follow_the_log(broker: Broker, database: Database) -> None:
-    events = wander(random.Random(1), 200)
+    events = wander(random.Random(1), 200).entries
     await publish(broker, events[:120])
     async with projecting(broker, database):
         await shows(broker, database, events[:120])
@@ -167,7 +167,7 @@ async def test_s52_a_rebuild_while_writes_and_reads_go_on(broker: Broker, databa
     assert steps[-1].position >= 3000 and [step.events for step in steps] == sorted(step.events for step in steps)
     async with database.connection() as connection:
         names = await connection.run_sync(generations.table_names)
-    assert len(names) == 7  # one generation, `checkpoint` and `active`
+    assert len(names) == 8  # one generation, `checkpoint` and `active`
 
 
 async def test_s52_a_rebuild_that_dies_leaves_the_views_as_they_are(broker: Broker, database: Database) -> None:

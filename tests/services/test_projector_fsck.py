@@ -1,8 +1,10 @@
 """fsck finds nothing in what was stored by the rules, and every fault that is planted, by its name and place."""
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 from sqlalchemy import delete, insert, update
 from tests.support.logs import SPECS, Log, publish, wander
@@ -13,29 +15,49 @@ from turnstream.broker.connection import Broker
 from turnstream.broker.declare import declare
 from turnstream.broker.server import NatsServer
 from turnstream.log import codec
+from turnstream.log.handle import Sessions
+from turnstream.log.jetstream import JetStreamLog
 from turnstream.log.messages import EXPECTED
-from turnstream.session.commands import CancelRun
+from turnstream.session.commands import CancelRun, DeleteSession
 from turnstream.session.events import (
+    NO_POLICY,
+    Answered,
+    Answers,
+    Ask,
     Event,
     Fact,
+    Leftover,
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
+    OnMessageData,
     Part,
+    PolicyData,
+    Queued,
+    RequestAnswered,
+    RequestExpired,
     RunEnded,
     RunReleased,
+    RunRequested,
     RunStarted,
+    RunSteered,
+    RunWaiting,
+    SessionDeleted,
+    SessionErased,
     SessionOpened,
     Starts,
+    Steers,
     ToolCall,
     ToolReturned,
     Wake,
 )
 from turnstream.views import generations, history, runs, sessions, steps
+from turnstream.views.batch import Archived
 from turnstream.views.database import Database
-from turnstream_projector.findings import Checker, Finding
+from turnstream_projector.findings import Finding, Findings
 from turnstream_projector.fsck import Report, fsck
 from turnstream_projector.rebuild import Progress, rebuild
+from turnstream_projector.rules import Checker
 
 WAKE = Wake(work=1, cause=1, delivery=1)
 STARTED = RunStarted(run=1, attempt=1, runner="r", wake=WAKE)
@@ -50,53 +72,84 @@ async def broker(own_nats: NatsServer) -> AsyncIterator[Broker]:
     await broker.close()
 
 
-def said(run: int, *, queued: bool = False) -> MessagePosted:
-    routing = Starts(run=run, spec=SPECS["default"])
+def said(run: int, *, queued: bool = False, policy: PolicyData = NO_POLICY) -> MessagePosted:
+    spec = msgspec.structs.replace(SPECS["default"], policy=policy)
     return MessagePosted(
         message_id=f"m{run}",
         author="user:ann",
         content=(Part(text="hello"),),
-        starts=None if queued else routing,
-        queued=routing if queued else None,
+        starts=None if queued else Starts(run=run, spec=spec),
+        queued=Queued(run=run, spec=spec) if queued else None,
     )
+
+
+def heard(message: str, **routing: object) -> MessagePosted:
+    content = (Part(text="hello"),)
+    return MessagePosted(message_id=message, author="user:ann", content=content, **routing)  # pyright: ignore
 
 
 def found(*facts: Fact) -> list[tuple[str, str, int | None]]:
     """What is found in the log of one session with these facts, however they came there."""
-    log, checker = Log(), Checker()
+    log = Log()
     for fact in facts:
-        checker.check(log.put("s1", fact))
-    return [(finding.kind, finding.where, finding.seq) for finding in checker.findings]
+        log.put("s1", fact)
+    return checked(log)
+
+
+def checked(log: Log) -> list[tuple[str, str, int | None]]:
+    findings = Findings()
+    checker = Checker(findings)
+    for recorded in log.events:
+        checker.check(recorded)
+    return [(finding.kind, finding.where, finding.seq) for finding in findings.all]
 
 
 def reply(step: int = 1, *calls: ToolCall) -> ModelReplied:
     return ModelReplied(run=1, attempt=1, step=step, tool_calls=calls)
 
 
-def ended(status: str = "completed", attempt: int = 1, run: int = 1) -> RunEnded:
-    return RunEnded(run=run, attempt=attempt, status=status)  # pyright: ignore
+def ended(status: str = "completed", attempt: int = 1, run: int = 1, **fields: object) -> RunEnded:
+    return RunEnded(run=run, attempt=attempt, status=status, **fields)  # pyright: ignore
+
+
+def left(run: int, *messages: str) -> Leftover:
+    return Leftover(run=run, spec=SPECS["default"], message_ids=messages)
+
+
+def waiting(request: str, call: str, kind: str = "question") -> RunWaiting:
+    ask = Ask(request=f"s1.1.{request}", kind=kind, call_id=call, prompt="?")  # pyright: ignore
+    return RunWaiting(run=1, attempt=1, requests=(ask,))
+
+
+ASKING = ToolCall(id="c1", name="ask", arguments="{}", asks="question")
+CALL2 = ToolCall(id="c2", name="add", arguments="{}")
+WAITING = (said(1), STARTED, reply(1, ASKING), waiting("q1", "c1"))
+STEERED = (said(1), STARTED, heard("m2", steers=Steers(run=1)))
+DELETED = SessionDeleted(mode="erase", by="x", last_run=1)
+ERASED = SessionErased(mode="erase", by="x", events_removed=2, last_run=1, deleted_at=1)
+ALONE = PolicyData(message_on_busy="refuse")
+SIDE_BY_SIDE = PolicyData(on_busy="parallel")
 
 
 def test_a_log_that_decide_has_written_has_no_findings() -> None:
-    log, checker = Log(), Checker()
+    log = Log()
     for n in range(3):
         log.turn(f"s{n}")
         log.say(f"s{n}", "more")
         log.say(f"s{n}", "and more")
         log.start(f"s{n}", 2)
-        log.start(f"s{n}", 2, trigger="recovery")
+        log.start(f"s{n}", 2)
         log.put(f"s{n}", RunReleased(run=2, attempt=2))
         log.put(f"s{n}", MessageWithdrawn(message_id=f"m{log.seq - 3}", by="user:ann"))
-    for recorded in log.events:
-        checker.check(recorded)
-    assert checker.findings == []
+    assert checked(log) == []
 
 
 @pytest.mark.parametrize(
     ("facts", "fault"),
     [
         ((SessionOpened(), SessionOpened()), ("opened_twice", "default/s1", 2)),
-        ((said(1), STARTED, said(2)), ("two_holders", "s1.2", 3)),
+        ((said(1), STARTED, said(2, policy=ALONE)), ("two_holders", "s1.2", 3)),
+        ((*WAITING, said(2, policy=SIDE_BY_SIDE)), ("two_holders", "s1.2", 5)),
         (
             (said(1), STARTED, said(2, queued=True), RunStarted(run=2, attempt=1, runner="r", wake=WAKE)),
             ("two_holders", "s1.2", 4),
@@ -110,12 +163,51 @@ def test_a_log_that_decide_has_written_has_no_findings() -> None:
         ((said(1), ended(attempt=0)), ("transition", "s1.1", 2)),
         ((said(1), ModelReplied(run=1, attempt=0, step=1)), ("transition", "s1.1", 2)),
         ((said(1), STARTED, MessageWithdrawn(message_id="m1", by="x")), ("transition", "default/s1", 3)),
+        ((said(1), STARTED, RunRequested(run=2, spec=SPECS["default"], retry_of=1)), ("transition", "s1.2", 3)),
+        # calls: each has a result, or ends with its run
         ((said(1), STARTED, reply(1, CALL), ended()), ("call_open", "s1.1", 4)),
+        ((said(1), STARTED, reply(1, CALL), ended("failed")), ("call_open", "s1.1", 4)),
         ((said(1), STARTED, reply(1, CALL), reply(2)), ("call_open", "s1.1", 4)),
         (
             (said(1), STARTED, ToolReturned(run=1, attempt=1, call_id="c9", status="ok")),
             ("no_such_call", "s1.1", 3),
         ),
+        ((said(1), STARTED, ended("failed", unfinished=("c9",))), ("no_such_call", "s1.1", 3)),
+        # requests: each is open, closed once, or ends with its run
+        ((*WAITING, RequestAnswered(run=1, request="s1.1.q2", by="x")), ("no_such_request", "s1.1", 5)),
+        ((*WAITING, RequestExpired(run=1, request="s1.2.q1")), ("no_such_request", "s1.1", 5)),
+        ((*WAITING, *[RequestAnswered(run=1, request="s1.1.q1", by="x")] * 2), ("no_such_request", "s1.1", 6)),
+        (
+            (*WAITING, heard("m2", answers=Answers(run=1, requests=(Answered(request="s1.1.q7"),)))),
+            ("no_such_request", "s1.1", 5),
+        ),
+        ((said(1), STARTED, reply(1, CALL), waiting("q1", "c1")), ("no_such_request", "s1.1", 4)),
+        ((said(1), STARTED, reply(1, ASKING), waiting("q2", "c1")), ("no_such_request", "s1.1", 4)),
+        ((said(1), STARTED, reply(1, ASKING, CALL2), waiting("q1", "c1")), ("call_open", "s1.1", 4)),
+        ((*WAITING, msgspec.structs.replace(STARTED, attempt=2)), ("transition", "s1.1", 5)),
+        # what steers a run is taken, withdrawn or left over, once
+        ((*STEERED, RunSteered(run=1, attempt=1, message_ids=("m3",))), ("no_such_message", "s1.1", 4)),
+        ((*STEERED, *[RunSteered(run=1, attempt=1, message_ids=("m2",))] * 2), ("no_such_message", "s1.1", 5)),
+        ((*STEERED, ended("failed")), ("message_lost", "s1.1", 4)),
+        ((*STEERED, ended("failed", leftover=left(2, "m2", "m9"))), ("no_such_message", "s1.1", 4)),
+        ((*STEERED, ended("failed", leftover=left(5, "m2"))), ("run_number", "s1.5", 4)),
+        (
+            (
+                *STEERED,
+                ended("failed", leftover=left(2, "m2")),
+                RunStarted(run=2, attempt=1, runner="r", wake=WAKE, trigger="leftover", message_ids=("m2",)),
+                ended("failed", run=2, leftover=left(3, "m2")),
+            ),
+            ("no_such_message", "s1.2", 6),
+        ),
+        ((said(1), msgspec.structs.replace(STARTED, message_ids=("m1", "m2"))), ("no_such_message", "s1.1", 2)),
+        ((said(1), STARTED, ended(), heard("m2", steers=Steers(run=1))), ("transition", "s1.1", 4)),
+        # a session that is deleted
+        ((said(1), DELETED, STARTED), ("deleted", "default/s1", 3)),
+        ((said(1), DELETED, DELETED), ("deleted", "default/s1", 3)),
+        ((said(1), DELETED, ERASED, said(2)), ("deleted", "default/s1", 4)),
+        ((said(1), DELETED, ERASED, ERASED), ("deleted", "default/s1", 4)),
+        ((said(1), ERASED), ("deleted", "default/s1", 2)),
     ],
 )
 def test_a_fact_that_no_rule_allows_is_found(facts: tuple[Fact, ...], fault: tuple[str, str, int]) -> None:
@@ -123,14 +215,36 @@ def test_a_fact_that_no_rule_allows_is_found(facts: tuple[Fact, ...], fault: tup
 
 
 def test_an_end_other_than_cancelled_behind_a_cancel_is_found() -> None:
-    log, checker = Log(), Checker()
+    log = Log()
     log.say("s1", "hello")
     log.start("s1", 1)
     log.do("s1", CancelRun(origin=log.origin(), run=1))
     log.put("s1", ended())
-    for recorded in log.events:
+    assert checked(log) == [("transition", "s1.1", 4)]
+
+
+def test_runs_may_go_side_by_side_where_that_can_have_been_said() -> None:
+    assert found(said(1), STARTED, said(2)) == []
+    alone = PolicyData(on_busy="parallel", message_on_busy="refuse")
+    assert found(said(1), STARTED, said(2, policy=alone)) == []
+    for kind in ("question", "approval"):
+        parallel = PolicyData(on_message=OnMessageData(**{kind: "parallel"}))
+        asks = msgspec.structs.replace(ASKING, asks=kind)
+        facts = (said(1), STARTED, reply(1, asks), waiting("q1", "c1", kind), said(2, policy=parallel))
+        assert found(*facts) == []
+
+
+def test_of_a_deleted_session_of_which_a_part_is_gone_nothing_is_asked() -> None:
+    log = Log()
+    log.turn("s1")
+    log.delete("s1")
+    findings = Findings()
+    checker = Checker(findings)
+    for recorded in log.events[2:3]:  # its beginning is overwritten, and its deletion not read yet
         checker.check(recorded)
-    assert [(finding.kind, finding.seq) for finding in checker.findings] == [("transition", 4)]
+    assert {finding.kind for finding in findings.all} == {"broken_chain", "no_such_run"}
+    checker.check(log.events[-1])
+    assert findings.all == ()
 
 
 async def shown(broker: Broker, database: Database, log: Log) -> None:
@@ -223,7 +337,7 @@ async def test_rows_that_are_not_what_the_log_gives_are_found(broker: Broker, da
         Finding("row_differs", "sessions default/s2", 6, "not what the log gives: title"),
         Finding("row_missing", "runs default/s1.1", 1, "the log gives this row, and the view does not have it"),
         Finding("row_extra", "history default/s9 77", 77, "no event of the log gives this row"),
-        Finding("row_differs", "steps default/s4.1 12", 12, "not what the log gives: body"),
+        Finding("row_differs", "steps default/s4.1 12 0", 12, "not what the log gives: body"),
     )
     await rebuild(broker, database)
     assert (await fsck(broker, database)).findings == ()
@@ -242,7 +356,34 @@ async def test_views_of_another_log_or_ahead_of_it_are_found(broker: Broker, dat
 
 
 async def test_nothing_that_decide_lets_in_is_found(broker: Broker, database: Database) -> None:
-    events = wander(random.Random(3), 400, faults=False)
-    await publish(broker, events)
+    log = wander(random.Random(3), 400, faults=False)
+    assert any(isinstance(entry, Archived) for entry in log.entries)
+    await publish(broker, log.entries)
     await rebuild(broker, database)
-    assert await fsck(broker, database) == Report((), 400, 400)
+    assert await fsck(broker, database) == Report((), log.seq, log.seq)
+
+
+async def test_a_session_that_is_deleted_while_fsck_reads_is_no_finding(broker: Broker, database: Database) -> None:
+    log = Log()
+    log.waits("s1", "question")
+    await shown(broker, database, log)
+    sessions = Sessions(JetStreamLog(broker), now=broker.clock.now)
+    key, origin = log.key("s1"), log.origin()
+    command = DeleteSession(origin=origin, specs=SPECS, mode="erase", active="cancel")
+
+    async def delete() -> None:
+        await sessions.handle(key, command)
+        await sessions.log.overwrite(key)
+
+    done: list[asyncio.Task[None]] = []
+    pages = generations.prepare
+
+    async def late(*arguments: object) -> object:  # what the views reflect is known, and nothing of the log is read
+        done.append(asyncio.create_task(delete()))
+        await done[0]
+        return await pages(*arguments)  # pyright: ignore
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generations, "prepare", late)
+        report = await fsck(broker, database)
+    assert done and report.findings == ()

@@ -302,7 +302,7 @@ def _step(log: Log, rng: random.Random, name: str, session: Session, faults: boo
         case 8 if run:
             message = rng.choice((*run.message_ids, *run.steering))
             log.do(name, WithdrawMessage(origin=log.origin(), message_id=message))
-        case 9 if rng.random() < 0.2:
+        case 9 if rng.random() < 0.2 and (faults or session.exists):
             log.put(name, Unknown(type="plan.changed", raw=msgspec.Raw(b'{"items":[]}')))
         case 10 if faults and run and rng.random() < 0.3:  # what a stale writer would store if nothing stopped it
             log.put(name, RunEnded(run=run.n, attempt=run.attempt, status=rng.choice(("completed", "failed"))))

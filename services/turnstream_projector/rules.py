@@ -1,0 +1,288 @@
+"""The rules of a log: each session's events held against what may be stored.
+
+A log that only `decide` has written has no findings; what is looked for is what somebody else wrote, or damage. The
+rules are checked against the folded session before each event. A run that has not ended is no finding. Of a session
+that is deleted nothing is asked but that nothing came after: what was there before is being removed."""
+
+from typing import assert_never
+
+import msgspec
+
+from turnstream.ids import SessionKey
+from turnstream.log.messages import UNGUARDED
+from turnstream.session.events import (
+    MessagePosted,
+    MessageWithdrawn,
+    ModelReplied,
+    Recorded,
+    RequestAnswered,
+    RequestExpired,
+    RunCancelRequested,
+    RunEnded,
+    RunReleased,
+    RunRequested,
+    RunStarted,
+    RunSteered,
+    RunWaiting,
+    SessionDeleted,
+    SessionErased,
+    SessionOpened,
+    SessionUpdated,
+    ToolReturned,
+    ToolStarted,
+    Unknown,
+)
+from turnstream.session.policy import resolve
+from turnstream.session.recent import Recent
+from turnstream.session.state import Run, Session, evolve, has_edge, request_id
+from turnstream_projector.findings import Findings, Kind
+
+
+class Checker:
+    """Folds a whole log, session by session, and finds what does not fit."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._sessions: dict[SessionKey, Session] = {}
+        self._broken: set[SessionKey] = set()
+
+    def check(self, recorded: Recorded) -> None:
+        key = recorded.event.key
+        session = self._sessions.get(key) or Session(key=key)
+        data = recorded.event.data
+        if isinstance(data, SessionErased):
+            self._check_erased(session, recorded)
+        elif session.deleted:
+            self._add("deleted", session, key, recorded, f"{recorded.event.type} behind the session's deletion")
+        else:
+            self._check_chain(session, recorded)
+            self._check_fact(session, recorded)
+        if isinstance(data, SessionDeleted | SessionErased) and key in self._broken:
+            self._findings.forget(key)  # a log of which a part is gone says nothing of the rest
+        after = evolve(session, recorded)
+        nothing = Recent(0)
+        self._sessions[key] = msgspec.structs.replace(
+            after, receipts=nothing, messages=nothing, closed=nothing, turn_blocks=(), opening=None
+        )
+
+    def _check_chain(self, session: Session, recorded: Recorded) -> None:
+        key, previous = session.key, recorded.previous
+        if previous == UNGUARDED:
+            self._add("unguarded", session, key, recorded, f"stored without a guard, behind event {session.seq}")
+        elif previous != session.seq:
+            self._broken.add(key)
+            message = f"follows event {previous}, but the event before it is {session.seq}"
+            self._add("broken_chain", session, key, recorded, message)
+
+    def _check_erased(self, session: Session, recorded: Recorded) -> None:
+        """It stands alone, but while the deletion before it is being removed."""
+        key = session.key
+        if session.deleted and session.deleted.erased:
+            self._add("deleted", session, key, recorded, "the session is erased already")
+        elif session.seq and not session.deleted and key not in self._broken:
+            self._add("deleted", session, key, recorded, "the session is erased, but nothing has deleted it")
+
+    def _check_fact(self, session: Session, recorded: Recorded) -> None:
+        data = recorded.event.data
+        match data:
+            case SessionOpened():
+                if session.exists:
+                    self._add("opened_twice", session, session.key, recorded, "the session is open already")
+            case MessagePosted():
+                self._check_posted(session, recorded, data)
+            case MessageWithdrawn():
+                self._check_withdrawn(session, recorded, data)
+            case RunRequested():
+                self._check_number(session, recorded, data.run)
+                last = session.last_ended
+                if session.runs or last is None or last.run != data.retry_of:
+                    message = f"run {data.retry_of} is tried again, but it is not what ended last"
+                    self._add("transition", session, session.key.run(data.run), recorded, message)
+            case (
+                RunStarted()
+                | RunReleased()
+                | RunSteered()
+                | RunWaiting()
+                | RequestAnswered()
+                | RequestExpired()
+                | ModelReplied()
+                | ToolStarted()
+                | ToolReturned()
+                | RunCancelRequested()
+                | RunEnded()
+            ):
+                run = session.run(data.run)
+                if run is None:
+                    self._check_gone(session, recorded, data.run)
+                else:
+                    self._check_run(session, run, recorded)
+            case SessionUpdated() | SessionDeleted() | SessionErased() | Unknown():
+                pass
+            case _:
+                assert_never(data)
+
+    def _add(self, kind: Kind, session: Session, where: object, recorded: Recorded, message: str) -> None:
+        self._findings.add(kind, where, recorded.seq, message, session.key)
+
+    def _check_number(self, session: Session, recorded: Recorded, n: int) -> None:
+        if n != session.last_run + 1:
+            message = f"the next run is {session.last_run + 1}"
+            self._add("run_number", session, session.key.run(n), recorded, message)
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    def _check_posted(self, session: Session, recorded: Recorded, data: MessagePosted) -> None:
+        if data.opens and session.exists:
+            self._add("opened_twice", session, session.key, recorded, "the session is open already")
+        if routing := data.routing:
+            self._check_number(session, recorded, routing.run)
+        if data.starts and session.runs and not _side_by_side(session, data):
+            other = session.key.run((session.holder or session.runs[0]).n)
+            message = f"it starts, but run {other} has not ended"
+            self._add("two_holders", session, session.key.run(data.run), recorded, message)
+        if to := data.steers or data.answers:
+            run = session.run(to.run)
+            if run is None:
+                self._check_gone(session, recorded, to.run)
+            elif data.answers:
+                for said in data.answers.requests:
+                    self._check_request(session, run, recorded, said.request)
+
+    def _check_withdrawn(self, session: Session, recorded: Recorded, data: MessageWithdrawn) -> None:
+        name = data.message_id
+        waits = any(name in run.steering or (name in run.message_ids and not run.taken) for run in session.runs)
+        if not waits:
+            message = f"message {name} is withdrawn, but no run waits with it"
+            self._add("transition", session, session.key, recorded, message)
+
+    # --- runs -------------------------------------------------------------------------------------------------------
+
+    def _check_gone(self, session: Session, recorded: Recorded, n: int) -> None:
+        where, name = session.key.run(n), recorded.event.type
+        if not 0 < n <= session.last_run:
+            self._add("no_such_run", session, where, recorded, f"{name} of a run that nothing has asked for")
+        elif isinstance(recorded.event.data, RunEnded):
+            self._add("second_end", session, where, recorded, "the run has ended before")
+        else:
+            self._add("transition", session, where, recorded, f"{name} behind the run's end")
+
+    def _check_run(self, session: Session, run: Run, recorded: Recorded) -> None:
+        data, where = recorded.event.data, session.key.run(run.n)
+        match data:
+            case RunStarted():
+                self._check_start(session, run, recorded, data)
+            case RequestAnswered() | RequestExpired():
+                self._check_request(session, run, recorded, data.request)
+            case (
+                RunReleased()
+                | RunSteered()
+                | RunWaiting()
+                | ModelReplied()
+                | ToolStarted()
+                | ToolReturned()
+                | RunEnded()
+            ):
+                if data.attempt == run.attempt:
+                    self._check_of_attempt(session, run, recorded)
+                    return
+                message = f"{recorded.event.type} of attempt {data.attempt}, but attempt {run.attempt} is current"
+                self._add("fenced", session, where, recorded, message)
+            case _:
+                pass
+
+    def _check_start(self, session: Session, run: Run, recorded: Recorded, data: RunStarted) -> None:
+        where = session.key.run(run.n)
+        if data.attempt != run.attempt + 1:
+            message = f"attempt {data.attempt} starts behind attempt {run.attempt}"
+            self._add("fenced", session, where, recorded, message)
+            return
+        if not has_edge(run.status, "run.started", "running"):
+            self._add("transition", session, where, recorded, f"a run that is {run.status} starts")
+        elif run.status == "queued" and run not in session.startable:
+            other = session.key.run((session.holder or session.runs[0]).n)
+            self._add("two_holders", session, where, recorded, f"it starts, but run {other} holds the turn")
+        own = {*run.message_ids, *run.steering, *run.replies}
+        self._check_messages(session, where, recorded, [name for name in data.message_ids if name not in own])
+
+    def _check_messages(self, session: Session, where: str, recorded: Recorded, strange: list[str]) -> None:
+        if strange:
+            message = f"{recorded.event.type} names {', '.join(strange)}, which does not wait for this run"
+            self._add("no_such_message", session, where, recorded, message)
+
+    def _check_of_attempt(self, session: Session, run: Run, recorded: Recorded) -> None:
+        """A fact of the run's current attempt."""
+        data, where, name = recorded.event.data, session.key.run(run.n), recorded.event.type
+        if isinstance(data, RunEnded):
+            self._check_end(session, run, recorded, data)
+        elif isinstance(data, ToolStarted | ToolReturned) and run.call(data.call_id) is None:
+            message = f"{name} of call {data.call_id}, which is not open"
+            self._add("no_such_call", session, where, recorded, message)
+        elif run.status != "running":
+            self._add("transition", session, where, recorded, f"{name} of a run that is {run.status}")
+        elif isinstance(data, ModelReplied) and run.open_calls:
+            self._add_open(session, run, recorded)
+        elif isinstance(data, RunSteered):
+            strange = [message for message in data.message_ids if message not in run.steering]
+            self._check_messages(session, where, recorded, strange)
+        elif isinstance(data, RunWaiting):
+            self._check_waiting(session, run, recorded, data)
+
+    def _check_waiting(self, session: Session, run: Run, recorded: Recorded, data: RunWaiting) -> None:
+        asking = {call.id for call in run.open_calls if call.asks and not call.request}
+        for number, ask in enumerate(data.requests, 1):
+            if ask.request != request_id(session, run.n, run.asked + number) or ask.call_id not in asking:
+                message = f"request {ask.request} of call {ask.call_id}, which has none to make"
+                self._add("no_such_request", session, session.key.run(run.n), recorded, message)
+        asked = {ask.call_id for ask in data.requests}
+        if any(call.id not in asked for call in run.open_calls):
+            self._add_open(session, run, recorded)
+
+    def _check_request(self, session: Session, run: Run, recorded: Recorded, request: str) -> None:
+        if not any(request == request_id(session, run.n, one.k) for one in run.requests):
+            message = f"{recorded.event.type} closes request {request}, which is not open"
+            self._add("no_such_request", session, session.key.run(run.n), recorded, message)
+
+    def _check_end(self, session: Session, run: Run, recorded: Recorded, data: RunEnded) -> None:
+        where = session.key.run(run.n)
+        if not has_edge(run.status, "run.ended", data.status):
+            message = f"a run that is {run.status} ends as {data.status}"
+            self._add("transition", session, where, recorded, message)
+        if run.cancel and data.status != ("failed" if run.disconnected else "cancelled"):
+            message = f"its cancel was requested, and it ends as {data.status}"
+            self._add("transition", session, where, recorded, message)
+        calls = {call.id for call in run.open_calls}
+        if data.status == "completed" or not calls <= set(data.unfinished):
+            self._add_open(session, run, recorded)
+        if strange := sorted(set(data.unfinished) - calls):
+            message = f"the end says that {', '.join(strange)} had no result, which is not open"
+            self._add("no_such_call", session, where, recorded, message)
+        self._check_leftover(session, run, recorded, data)
+
+    def _check_leftover(self, session: Session, run: Run, recorded: Recorded, data: RunEnded) -> None:
+        """What steered a run and was not taken is the next run, once."""
+        where = session.key.run(run.n)
+        left = data.leftover.message_ids if data.leftover else ()
+        if data.leftover:
+            self._check_number(session, recorded, data.leftover.run)
+        self._check_messages(session, where, recorded, [name for name in left if name not in run.steering])
+        if lost := [name for name in run.steering if name not in left]:
+            message = f"it ends, and nobody takes {', '.join(lost)}"
+            self._add("message_lost", session, where, recorded, message)
+
+    def _add_open(self, session: Session, run: Run, recorded: Recorded) -> None:
+        if run.open_calls:
+            calls = ", ".join(call.id for call in run.open_calls)
+            self._add("call_open", session, session.key.run(run.n), recorded, f"no result yet of {calls}")
+
+
+def _side_by_side(session: Session, data: MessagePosted) -> bool:
+    """Whether a message may start a run beside those that are there. What a message itself said of that is not
+    stored, so where it may say so, it may have."""
+    assert data.starts
+    policy = resolve(data.starts.spec.policy)
+    waiting = next((run for run in session.runs if run.requests and not run.is_to_end), None)
+    if waiting is None:
+        return policy.on_busy == "parallel" or policy.message_on_busy == "allow"
+    if any(request.kind == "approval" for request in waiting.requests):
+        return policy.on_message_approval == "parallel"
+    return policy.on_message_question == "parallel"
