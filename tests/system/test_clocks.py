@@ -47,7 +47,9 @@ def clock(offset: str) -> dict[str, str]:
 def astray_standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("astray")
     (folder / "agents").mkdir()
-    (folder / "agents" / "hasty.toml").write_text('name = "hasty"\nmodel = "demo"\n[limits]\ntimeout = 2.0\n')
+    (folder / "agents" / "hasty.toml").write_text(
+        'name = "hasty"\nmodel = "demo"\ncontrol.ask_user = true\nlimits.timeout = 2.0\n'
+    )
     server = NatsServer(folder / "nats")
     run_alone(server.start())
     offsets = {"api-1": AHEAD, "api-2": BEHIND, "runner-1": AHEAD, "runner-2": BEHIND, "projector-1": AHEAD}
@@ -132,11 +134,33 @@ async def test_s60_a_question_is_over_by_the_brokers_time(astray: Deployment, se
         assert answer.status == 202, answer
         assert "early" in (await outcome(one, run))["output"]
         run = (await say(speaker, name, prompt % 1))["run"]
+        await eventually(lambda run=run: is_over(two, run), 60)
         assert "late" in (await outcome(two, run))["output"]
         stored = await events(one, name)
         waited = [millis(event["storedat"]) for event in stored if event["type"] == "run.waiting"]
         (expired,) = [millis(event["storedat"]) for event in stored if event["type"] == "request.expired"]
         assert 1000 <= expired - waited[-1] < 30_000
+
+
+@pytest.mark.parametrize("clock", ["running", "wall"])
+async def test_a48_s60_the_time_a_person_takes(astray: Deployment, session: str, clock: str) -> None:
+    """A run of two seconds at most is answered after three: its time stood meanwhile, unless the policy says no."""
+    one, two = astray.apis
+    await opened(one, session, agent="hasty", policy={"clock": clock})
+    run = (await say(one, session, '[tool conversation_ask_user {"question":"Well?"}][then][say done]'))["run"]
+    await eventually(lambda: is_waiting(two, run), 60)
+    asked = time.monotonic()
+    if clock == "wall":
+        await eventually(lambda: is_over(two, run), 60)
+        assert (await outcome(one, run))["status"] == "timed_out"
+        return
+    await eventually(lambda: time.monotonic() - asked > 3, 60)
+    assert (await two.ask("answer_run", run=run, answer="here")).status == 202
+    assert (await outcome(one, run))["output"] == "done"
+
+
+async def is_over(speaker: Speaker, run: str) -> bool:
+    return (await speaker.ask("wait_run", run=run, timeout=0)).body["status"] not in ("queued", "running", "waiting")
 
 
 async def is_waiting(speaker: Speaker, run: str) -> bool:
