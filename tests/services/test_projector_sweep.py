@@ -12,7 +12,8 @@ from turnstream import subjects
 from turnstream.broker.connection import Broker
 from turnstream.broker.declare import declare
 from turnstream.broker.server import NatsServer
-from turnstream.session.commands import CancelRun
+from turnstream.session.commands import CancelRun, ExpireRequest
+from turnstream.session.events import DeleteMode
 from turnstream.views.database import Database
 from turnstream.wire.work import Work
 from turnstream_projector.project import Projector
@@ -35,8 +36,8 @@ class Place:
 
     async def show(self) -> None:
         """Stores what is new in the log, and waits until the views show it."""
-        await publish(self.broker, self.log.events[self.stored :])
-        self.stored = len(self.log.events)
+        await publish(self.broker, self.log.entries[self.stored :])
+        self.stored = len(self.log.entries)
         assert await self.database.wait_for(self.log.seq, 30)
 
     def later(self, monkeypatch: pytest.MonkeyPatch, millis: int) -> None:
@@ -153,3 +154,88 @@ async def test_it_goes_on_when_the_broker_or_the_database_does_not_answer(
     await eventually(woken, 30, what="the run woken")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+# --- what waits -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_run_that_waits_for_a_person_is_let_be(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.log.open("s1", policy={"on_message": {"question": "queue"}})
+    place.log.waits("s1", "question")
+    place.log.say("s1", "behind it")
+    await place.show()
+    place.later(monkeypatch, 90 * 86_400_000)
+    assert await place.sweep.once() == 0
+
+
+async def test_s56_an_expiry_whose_timer_was_lost(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = place.log.key("s1")
+    place.log.waits("s1", "question", "approval", expires_in=3_600_000)
+    await place.show()
+    place.later(monkeypatch, 3_600_000 - OLD)
+    assert await place.sweep.once() == 0
+    place.later(monkeypatch, 2 * OLD)
+    assert await place.sweep.once() == 1
+    assert await place.waiting() == [subjects.work("default", key)]
+    assert await place.sweep.once() == 0  # somebody will come
+
+
+async def test_s56_a_deadline_that_goes_on_while_a_run_waits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.log.open("s1", policy={"clock": "wall"})
+    place.log.waits("s1", "question")
+    place.log.waits("s2", "question")  # its clock stands
+    await place.show()
+    place.later(monkeypatch, 600_000 + OLD)
+    assert await place.sweep.once() == 1
+    assert await place.waiting() == [subjects.work("default", place.log.key("s1"))]
+
+
+async def test_s56_a_run_that_is_to_end_while_something_is_open(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.log.waits("s1", "question", "approval", expires_in=1000)
+    place.log.time += 2000
+    place.log.do("s1", ExpireRequest(origin=place.log.origin(), run=1, request=1, now=place.log.time))
+    await place.show()
+    place.later(monkeypatch, OLD)
+    assert await place.sweep.once() == 1
+
+
+async def test_s56_a_run_that_was_answered_and_nobody_woken(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.log.waits("s1", "question")
+    place.log.answer("s1", 1, 1, "blue")
+    await place.show()
+    place.later(monkeypatch, OLD)
+    assert await place.sweep.once() == 1
+
+
+async def test_s56_runs_side_by_side_and_what_is_left_over(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = place.log
+    log.say("s1", "one", agent="painter")
+    log.say("s1", "two", busy="parallel")
+    log.start("s1", 1)
+    log.say("s1", "behind both")
+    await place.show()
+    await place.work.wake("gpu", log.key("s1"), 1)
+    place.later(monkeypatch, OLD)
+    assert await place.sweep.once() == 1
+    assert await place.waiting() == [subjects.work(queue, log.key("s1")) for queue in ("default", "gpu")]
+
+
+# --- what is deleted ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["detach", "erase"])
+async def test_s56_a_deletion_that_nobody_finishes(
+    place: Place, monkeypatch: pytest.MonkeyPatch, mode: DeleteMode
+) -> None:
+    place.log.say("s1", "hello", agent="painter")
+    place.log.delete("s1", mode)
+    await place.show()
+    assert await place.sweep.once() == 0
+    place.later(monkeypatch, OLD)
+    assert await place.sweep.once() == 1
+    assert await place.waiting() == [subjects.work("gpu", place.log.key("s1"))]
+    assert await place.sweep.once() == 0
+    place.log.erase("s1")
+    await place.show()
+    await place.broker.api("STREAM.PURGE.WORK")
+    assert await place.sweep.once() == 0
