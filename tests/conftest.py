@@ -7,4 +7,5 @@ pytest_plugins = [
     "tests.support.api",
     "tests.support.deployment",
     "tests.support.production",
+    "tests.support.stage",
 ]

@@ -71,7 +71,7 @@ def question(call: ToolCall, request: str) -> Ask:
     try:
         asked = msgspec.json.decode(fit(call.arguments), type=_Question)
     except msgspec.MsgspecError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(f"the arguments do not fit: {error}") from None
     if not asked.question.strip():
         raise ValueError("the question is empty")
     if len(asked.choices) > CHOICES_MAX or not all(choice.strip() for choice in asked.choices):
