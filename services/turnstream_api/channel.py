@@ -192,19 +192,19 @@ class Channel:
 
     # --- deltas ---------------------------------------------------------------------------------------------------
 
-    async def hear(self, live: LiveSource, holder: Callable[[], Awaitable[int]]) -> None:
-        """Listens to deltas too, from what the run that holds the turn (`holder`: its number, or 0) has said so far."""
+    async def hear(self, live: LiveSource, running: Callable[[], Awaitable[Sequence[int]]]) -> None:
+        """Listens to deltas too, from what the runs that are running (`running`: their numbers) have said so far."""
         if self._hearing is None:
-            self._hearing = asyncio.create_task(self._hear(live, holder), name=f"deltas {self.key}")
+            self._hearing = asyncio.create_task(self._hear(live, running), name=f"deltas {self.key}")
         await asyncio.shield(self._hearing)
 
-    async def _hear(self, live: LiveSource, holder: Callable[[], Awaitable[int]]) -> None:
+    async def _hear(self, live: LiveSource, running: Callable[[], Awaitable[Sequence[int]]]) -> None:
         self._held = []
         try:
             self._listening = await live.listen(self.key, self._on_delta)
-            run = await holder()
-            for delta in await live.read(self.key, run) if run else ():
-                self._take_delta(delta)
+            for run in await running():
+                for delta in await live.read(self.key, run):
+                    self._take_delta(delta)
         except (LogError, BrokerFault) as error:  # without what was said before: its text comes with the step's event
             log.warning("cannot read deltas", account=self.key.account, session=self.key.session, error=error)
         held, self._held = self._held, None

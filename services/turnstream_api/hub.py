@@ -72,11 +72,11 @@ class Hub:
     async def hear(self, channel: Channel) -> None:
         """Makes the channel listen to deltas too."""
 
-        async def holder() -> int:
-            run = (await self._sessions.load(channel.key)).holder
-            return run.n if run else 0
+        async def running() -> list[int]:
+            session = await self._sessions.load(channel.key)
+            return [run.n for run in session.runs if run.status == "running"]
 
-        await channel.hear(self._live, holder)
+        await channel.hear(self._live, running)
 
     async def wait(self, session: Session, run: Filter, timeout: float) -> Recorded | None:
         """The event that ends a run that was live when the session was read, or by which it waits for a person; None

@@ -1,6 +1,5 @@
 """What a person does to the turns of a session: stop everything that is live, try again what failed."""
 
-import contextlib
 from collections.abc import Sequence
 from typing import Annotated, Final
 
@@ -50,10 +49,12 @@ async def stop_session(api: Api, caller: Caller, request: StopSession) -> Answer
         raise checks.no_session(key.session)
     stop = _Stop(api, session, origin, request.reason)
     receipt = session.receipt(origin.idempotency_key)
+    if receipt is None:
+        await stop.everything()
+        if not stop.stored:  # an equal request may have been first
+            receipt = stop.session.receipt(origin.idempotency_key)
     if receipt:
         await stop.again(receipt)
-    else:
-        await stop.everything()
     session = stop.session
     stopped = Stopped(session=key.session, stopped=tuple(stop.stopped), seq=session.seq)
     return Answer(body=stopped, seq=session.seq, replayed=receipt is not None)
@@ -68,6 +69,7 @@ class _Stop:
         self._origin = origin
         self._reason = reason
         self.session = session
+        self.stored = False
         self.stopped: list[str] = []
 
     async def everything(self) -> None:
@@ -99,8 +101,11 @@ class _Stop:
         goes before it, so that it is not left over for the next one."""
         for run in sorted(runs, key=lambda run: (run.taken, -run.n)):
             for message in run.steering:
-                with contextlib.suppress(Rejected):  # taken by now
+                try:
                     await self._do(WithdrawMessage(origin=self._origin, message_id=message))
+                except Rejected as error:
+                    if error.code != "not_queued":  # taken by now
+                        raise
             if await self._do(CancelRun(origin=self._origin, run=run.n, reason=self._reason)):
                 self.stopped.append(self.session.key.run(run.n))
 
@@ -108,6 +113,7 @@ class _Stop:
         handled = await self._api.sessions.handle(self.session.key, command)
         self.session = handled.session
         if handled.recorded:
+            self.stored = True
             self._origin = self._next(self._origin.correlation)
         return handled.recorded is not None
 

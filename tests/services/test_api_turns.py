@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 from tests.support.api import Running
 
+from turnstream import ids
 from turnstream.session.events import Error
 
 FAILED: dict[str, Any] = {"status": "failed", "error": Error(code="model_error", message="no")}
 
 
-async def events(api: Running, kind: str, session: str = "s1") -> list[dict[str, Any]]:
+async def events(api: Running, kind: str, session: str = "s1", *, raw: bool = False) -> list[dict[str, Any]]:
     page = (await api.http.get(f"/v1/sessions/{session}/events", params={"types": kind, "limit": 200})).json()
-    return [event["data"] for event in page["events"]]
+    return [event if raw else event["data"] for event in page["events"]]
 
 
 async def queue(api: Running, session: str = "s1") -> list[dict[str, Any]]:
@@ -72,6 +73,35 @@ async def test_a_stop_with_a_key_is_about_what_was_there(api: Running) -> None:
     assert await live(api) == {"s1.3": "queued"}, "what was said since is not touched"
     other = await api.post("/v1/sessions/s1/stop", {"reason": "other"}, Idempotency_Key="k1")
     assert other.status_code == 409 and other.json()["code"] == "key_reused"
+
+
+async def test_a_stop_that_was_cut_short_is_finished_by_its_repeat(api: Running) -> None:
+    """Its process died after the first of its events."""
+    await api.open("s1", policy={"on_busy": "queue"})
+    for text in ("one", "two", "three"):
+        await api.say("s1", text)
+    await api.hand.start("s1.1")
+    key = ids.digest(b"stop_session\x1fkey\x1fk1")
+    await api.hand.cancel("s1.3", idempotency_key=key, body_digest=ids.digest(b'{"session":"s1"}'), correlation="c1")
+    await api.say("s1", "four")
+    again = await api.post("/v1/sessions/s1/stop", Idempotency_Key="k1")
+    assert again.json()["stopped"] == ["s1.3", "s1.2", "s1.1"]
+    assert await live(api) == {"s1.1": "cancelling", "s1.4": "queued"}
+    correlations = {event["correlation"] for event in await events(api, "run.ended,run.cancel_requested", raw=True)}
+    assert correlations == {"c1"}
+
+
+async def test_two_stops_with_one_key_at_once_are_one(api: Running) -> None:
+    for n in range(10):
+        await api.open(f"s{n}", policy={"on_busy": "queue"})
+        for text in ("one", "two"):
+            await api.say(f"s{n}", text)
+        path = f"/v1/sessions/s{n}/stop"
+        answers = await asyncio.gather(*(api.post(path, Idempotency_Key="k1") for _ in range(3)))
+        named = sorted({run for answer in answers for run in answer.json()["stopped"]})
+        assert named == [f"s{n}.1", f"s{n}.2"] and await live(api, f"s{n}") == {}
+        assert len(await events(api, "run.ended", f"s{n}")) == 2
+        assert (await api.post(path, Idempotency_Key="k1")).json()["stopped"] == [f"s{n}.2", f"s{n}.1"]
 
 
 async def test_a_stop_may_expect_a_sequence(api: Running) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from tests.support.waiting import eventually
 
@@ -16,7 +17,7 @@ from turnstream.broker.connection import Broker
 from turnstream.ids import SessionKey, uuid7
 from turnstream.log.handle import Handled, Sessions
 from turnstream.log.jetstream import JetStreamLog
-from turnstream.session.commands import DeleteSession, Origin, PostMessage, RecordFact, RunFact, StartRun
+from turnstream.session.commands import CancelRun, DeleteSession, Origin, PostMessage, RecordFact, RunFact, StartRun
 from turnstream.session.events import (
     Ask,
     ModelReplied,
@@ -99,6 +100,12 @@ class Hand:
             status = "denied" if call.asks == "approval" and call.closed != "approved" else "ok"
             fact = ToolReturned(run=live.n, attempt=live.attempt, call_id=call.id, status=status)
             await self.say(run, fact)
+
+    async def cancel(self, run: str, **origin: str) -> Handled:
+        """As a request would whose `Origin` has these fields."""
+        session, _, n = run.rpartition(".")
+        by = msgspec.structs.replace(self._origin(), **origin)
+        return await self.sessions.handle(self.key(session), CancelRun(origin=by, run=int(n)))
 
     async def delete(self, session: str) -> Handled:
         command = DeleteSession(origin=self._origin(), specs={}, active="cancel")
