@@ -6,8 +6,9 @@ time, in the form in which every event is stored: so the views fold it as they f
 events do, and views made from zero show the same as those that saw the session live.
 
 Kept is how it went: who was asked when, attempts, steps, tools by name, usage, and the end with everything that it says
-(the answer, its reasoning, the error). Gone is what was said before: messages, titles, what the model wrote on the way,
-arguments and results of tools, questions and answers, and the digests of requests, by which a guess could be checked.
+(the answer, its reasoning, the error). Gone is what was said before and who said it: messages, titles, what the model
+wrote on the way, arguments and results of tools, questions and answers, and the digests of requests, by which a guess
+could be checked.
 """
 
 from collections import defaultdict
@@ -183,7 +184,8 @@ def _silent(data: Fact | Unknown, run: int) -> Fact | Unknown:
                 data.answers,
                 requests=tuple([Answered(request=one.request, declined=one.declined) for one in data.answers.requests]),
             )
-            return replace(data, content=(), opens=None, answers=answers)
+            author = data.author if data.queued and data.queued.interrupts == run else ""  # who cancels it
+            return replace(data, author=author, content=(), opens=None, answers=answers)
         case RunWaiting():
             asks = tuple(
                 [replace(ask, prompt="", schema=None, choices=(), digest="", default=None) for ask in data.requests]
