@@ -1,7 +1,7 @@
 """The story that `demo` tells, and the promises that it checks while it tells it.
 
 The messages go in by bare nats-py and by HTTP; the same feed is listened to over NATS and as server-sent events; a run
-is cancelled, and a runner killed in the middle of its answer.
+is cancelled, a runner killed in the middle of its answer, and a question answered.
 """
 
 import asyncio
@@ -77,6 +77,7 @@ class Tour:
             await self._post()
             await self._cancel()
             await self._kill()
+            await self._ask()
             await self._compare()
             await self._look()
         except Broken as broken:
@@ -147,6 +148,19 @@ class Tour:
         ends = sum(event.type == "run.ended" and event.data["run"] == 4 for event in self._by_sse)
         self._promise("it has one end and one answer", ends == 1)
 
+    async def _ask(self) -> None:
+        self._title("The model asks a person. The run waits, without a runner, until somebody answers.")
+        await self._message('[ask Which colour? {"choices": ["red", "blue"]}]')
+        run, request = f"{self._session}.5", f"{self._session}.5.q1"
+        await self._until(lambda: any(e.type == "run.waiting" for e in self._by_sse), "a run that asks waits")
+        waited = await self._client.get(f"/v1/runs/{run}/wait", timeout=0)
+        asked = [one["request"] for one in waited.get("requests", ())]
+        self._promise("a run that asks waits", waited["status"] == "waiting" and asked == [request])
+        self._command(f"turnstream answer {request} blue")
+        await self._client.post(f"/v1/requests/{request}/answer", {"answer": "blue"})
+        ended = await self._ended(5, "completed", "the answer lets the same run go on to its end")
+        self._promise("the model has the answer", "blue" in ended.data.get("content", ""))
+
     async def _compare(self) -> None:
         self._title("Both feeds are the log itself: the same events, the same numbers, no gap.")
         await self._until(lambda: len(self._by_nats) >= len(self._by_sse), "the NATS feed is as long as the other")
@@ -165,9 +179,10 @@ class Tour:
         self._promise("the views show what was written last", session["seq"] >= last and session["status"] == "idle")
         runs = (await self._client.get("/v1/runs", session=self._session))["items"]
         statuses = [run["status"] for run in reversed(runs)]
-        self._promise("four runs, each with its end", statuses == ["completed", "completed", "cancelled", "completed"])
+        expected = ["completed", "completed", "cancelled", "completed", "completed"]
+        self._promise("five runs, each with its end", statuses == expected)
         history = (await self._client.get(f"/v1/sessions/{self._session}/history"))["items"]
-        self._promise("the transcript has every message", sum(item["type"] == "message" for item in history) == 4)
+        self._promise("the transcript has every message", sum(item["type"] == "message" for item in history) == 5)
         tables: tuple[tuple[str, Awaitable[None]], ...] = (
             ("turnstream sessions", look.sessions(connect=here)),
             (f"turnstream runs --session {self._session}", look.runs_list(session=self._session, connect=here)),

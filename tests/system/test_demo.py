@@ -17,12 +17,13 @@ async def test_the_demo_keeps_every_promise(spawn: Spawn, tmp_path: Path) -> Non
     assert await demo.ended(timeout=120) == 0, demo.log
 
     assert "✗" not in demo.log
-    assert demo.log.count("✓") == 17
+    assert demo.log.count("✓") == 20
     for shown in (
         "nats pub ts.inbox.default.tour-",
         "curl http://127.0.0.1:",
         "kill -9 ",
         "turnstream runs cancel tour-",
+        "turnstream answer tour-",
     ):
         assert shown in demo.log
     (data,) = [line.split(maxsplit=1)[1] for line in demo.log.splitlines() if line.startswith("  data ")]
