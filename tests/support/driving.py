@@ -243,6 +243,37 @@ class Latch:
         yield Reply(text=self._answer)
 
 
+class Jealous:
+    """A model that gives an opaque item with every reply, and will have it back in that place, in that run, and nowhere
+    else: `faults` says what it was sent that it should not have been. Asks for the tool `look` `steps` times, then
+    answers. `size`: bytes of an item."""
+
+    def __init__(self, steps: int = 2, *, size: int = 0) -> None:
+        self.steps = steps
+        self.faults: list[str] = []
+        self.sent_back: dict[str, list[bool]] = {}
+        """By step: which of the earlier items were there."""
+        self._size = size
+
+    def given(self, run: str, step: int) -> bytes:
+        return f"{run} {step} secret ".encode().ljust(self._size, b"x")
+
+    async def __call__(self, request: ModelRequest) -> AsyncGenerator[Item, None]:
+        run, _, step = request.idempotency_key.rpartition(":")
+        if len(request.opaque) != int(step) - 1:
+            self.faults.append(f"{request.idempotency_key}: {len(request.opaque)} items")
+        for place, item in enumerate(request.opaque, 1):
+            if item and item != self.given(run, place):
+                self.faults.append(f"{request.idempotency_key}: {item[:80]!r} in place {place}")
+        self.sent_back[request.idempotency_key] = [bool(item) for item in request.opaque]
+        item = self.given(run, int(step))
+        if int(step) <= self.steps:
+            asked = ToolCall(id=f"look-{step}", name="look", arguments=f'{{"at": "{step}"}}')
+            yield Reply(text=f"step {step}", tool_calls=(asked,), opaque=item)
+        else:
+            yield Reply(text="done", opaque=item)
+
+
 class Running:
     """A drive under way. `outcome` waits for its end."""
 
