@@ -66,6 +66,8 @@ _LAST_QUERY: Final = 2.0
 """Seconds that closing waits for a query that is under way."""
 _BUSY_TIMEOUT: Final = 10_000
 """Milliseconds that a writer of SQLite waits for another one."""
+_SCRUB_TIMEOUT: Final = 100
+"""Milliseconds that whoever reads is waited for before what was deleted stays in the log for a while."""
 _UNDEFINED_TABLE: Final = "42P01"
 """PostgreSQL's SQLSTATE."""
 
@@ -182,8 +184,12 @@ class Database:
             async with self.engine.connect() as connection:
                 raw = (await connection.get_raw_connection()).driver_connection
                 assert raw is not None
-                async with raw.execute("PRAGMA wal_checkpoint(TRUNCATE)") as cursor:
-                    busy, *_ = await cursor.fetchone()
+                await raw.execute(f"PRAGMA busy_timeout = {_SCRUB_TIMEOUT}")
+                try:
+                    async with raw.execute("PRAGMA wal_checkpoint(TRUNCATE)") as cursor:
+                        busy, *_ = await cursor.fetchone()
+                finally:
+                    await raw.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT}")
         return not busy
 
     @contextlib.asynccontextmanager
