@@ -77,7 +77,7 @@ def without_empty(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def fact_of(given: Mapping[str, Any]) -> Fact:
-    """The fact of an event as a case gives it. Whatever this core would not store like that is a mistake of the case."""
+    """The fact of an event as a case gives it. What this core would not store like that is a mistake of the case."""
     kind = TYPES[given["type"]]
     fact = msgspec.convert(given["data"], kind)
     assert as_json(fact) == given["data"], "a field that is unknown, or at its default"
