@@ -4,11 +4,14 @@ What is stored, and in which order, is the drive's affair, but for what has to b
 What is to be done is not decided here.
 """
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
+from turnstream.broker.errors import BrokerFault
 from turnstream.ids import SessionKey, derive, digest
 from turnstream.session import history
 from turnstream.session.commands import RunFact
@@ -34,6 +37,8 @@ from turnstream_runner.roles import Role
 from turnstream_runner.room import Put
 
 NOT_APPROVED: Final = "what was approved is not what would run now: the tool has changed since"
+
+NOBODY_ASKED: Final = "a person has to be asked first, and was not: the tool has changed since; ask for it again"
 
 
 class Attempt:
@@ -87,6 +92,8 @@ class Attempt:
         async with tools.turn(call.name, f"{self._ledger.key.account}/{self._ledger.key.run(effect.run)}"):
             if self._draining:
                 return None
+            if effect.call.asks is None and self._role.asks(call.name):
+                return _returned(effect, "error", NOBODY_ASKED)
             if effect.call.asks and not await self._is_still_approved(effect, call):
                 return _returned(effect, "denied", NOT_APPROVED)
             if not tools.is_idempotent(call.name) and effect.call.started != effect.attempt:
@@ -142,7 +149,12 @@ def put(equipment: Equipment, key: SessionKey, name: str) -> Put:
     nobody's way."""
 
     async def store(data: bytes) -> Blob:
-        return await persist(lambda: equipment.blobs.put(key, name, data))
+        try:
+            return await persist(lambda: equipment.blobs.put(key, name, data))
+        except asyncio.CancelledError:  # nothing will name it, and its session may be deleted
+            with suppress(BrokerFault):
+                await equipment.blobs.remove(key, name)
+            raise
 
     return store
 

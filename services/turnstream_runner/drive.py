@@ -19,6 +19,7 @@ import msgspec
 from turnstream.ids import SessionKey, derive
 from turnstream.session.commands import EraseSession, ExpireRequest, RunFact, StartRun
 from turnstream.session.events import (
+    Blob,
     Error,
     ModelReplied,
     RunEnded,
@@ -202,7 +203,10 @@ class Drive:
         tasks = [self._in_flight.pop(key) for key in keys]
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks, timeout=CALL_OFF)
+        done, _ = await asyncio.wait(tasks, timeout=CALL_OFF)
+        for task in done:
+            if not task.cancelled() and task.exception() is None and (fact := task.result()):
+                await self._discard(fact)
 
     async def _begin(self, effects: Sequence[Effect]) -> bool:
         """Performs or launches what is planned and not in flight. True: something was stored, so plan again."""
@@ -421,6 +425,15 @@ class Drive:
                     await attempt.opaque.drop()
                 elif run.steps:
                     await self._equipment.checkpoints.drop(self.key, run.n)
+            case _:
+                pass
+
+    async def _discard(self, fact: RunFact) -> None:
+        """Leaves nothing of a fact that is not stored behind a deleted session: whoever removes that may be done."""
+        match fact:
+            case ToolReturned(blob=Blob() as blob) | RunEnded(blob=Blob() as blob) if self._session.deleted:
+                name = blob.name.removeprefix(f"{self.key}/")
+                await persist(lambda: self._equipment.blobs.remove(self.key, name))
             case _:
                 pass
 

@@ -90,7 +90,7 @@ def question(call: ToolCall, request: str) -> Ask:
         request=request,
         kind="question",
         call_id=call.id,
-        prompt=cut(asked.question, PROMPT_MAX),
+        prompt=_prompt(asked.question),
         schema=asked.schema,
         choices=tuple(asked.choices),
         expires_in=None if asked.expires_in is None else max(1, round(asked.expires_in * 1000)),
@@ -113,7 +113,7 @@ def approval(call: ToolCall, request: str, *, digest: str, timeout: float | None
         request=request,
         kind="approval",
         call_id=call.id,
-        prompt=cut(f"{call.name} {fit(call.arguments)}", PROMPT_MAX),
+        prompt=_prompt(f"{call.name} {fit(call.arguments)}"),
         digest=digest,
         expires_in=None if timeout is None else max(1, round(timeout * 1000)),
     )
@@ -139,6 +139,12 @@ def result(effect: Return, ask: Ask, closing: Recorded) -> ToolReturned:
             return msgspec.structs.replace(returned, output=output)
         case other:
             raise ValueError(f"event {closing.seq}, a {type(other).__name__}, closes no request")
+
+
+def _prompt(text: str) -> str:
+    """Whoever decides is told that it is not the whole."""
+    head = cut(text, PROMPT_MAX)
+    return text if head == text else f"{head}\n[cut: {len(text)} characters in all]"
 
 
 def _denied(returned: ToolReturned, why: str) -> ToolReturned:

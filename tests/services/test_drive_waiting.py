@@ -172,6 +172,47 @@ async def test_what_was_approved_is_not_carried_out_by_a_runner_where_it_is_some
     assert not await stage.found(ToolStarted)
 
 
+async def test_what_needs_approval_by_now_does_not_run_because_it_did_not_before(stage: Stage) -> None:
+    begun = asyncio.Event()
+    ran: list[str] = []
+
+    @tool(name="pay", idempotent=True)
+    async def free() -> str:
+        begun.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    @tool(name="pay", idempotent=True, approval=True)
+    def guarded() -> str:
+        ran.append("paid")
+        return "paid"
+
+    first = await stage.actor(asks_once(call("pay")), tools=[free])
+    await stage.say()
+    await begun.wait()
+    await first.die()
+    second = await stage.actor(asks_once(), tools=[guarded])
+    assert (await stage.end()).content == "done"
+    assert results(second.models.requests[-1])["pay"].startswith("error: a person has to be asked first, and was not")
+    assert not ran
+
+
+async def test_whoever_approves_is_told_that_the_arguments_are_longer(stage: Stage) -> None:
+    @tool(approval=True)
+    def write(text: str) -> str:
+        return f"{len(text)} written"
+
+    arguments = json.dumps({"text": "x" * 50_000})
+    actor = await stage.actor(asks_once(call("write", arguments, id="write")), tools=[write])
+    await stage.say()
+    [asked] = (await stage.waiting()).requests
+    assert asked.prompt.endswith(f"\n[cut: {len(arguments) + 6} characters in all]")
+    assert 16_000 < len(asked.prompt) < 17_000
+    await stage.approve()
+    await stage.end()
+    assert results(actor.models.requests[-1]) == {"write": "50000 written"}
+
+
 async def test_what_an_agent_says_of_approval_goes_before_what_the_tool_says(stage: Stage) -> None:
     calls = asks_once(call("look"), call("pay", '{"amount": 3}', id="pay"))
     actor = await stage.actor(
