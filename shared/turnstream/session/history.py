@@ -9,8 +9,8 @@ only completed ones: then these are there as they were said, message and answer,
 """
 
 from collections.abc import Iterable
+from html import escape
 from typing import Literal
-from xml.sax.saxutils import escape, quoteattr
 
 import msgspec
 
@@ -189,7 +189,7 @@ def text_of(posted: MessagePosted) -> str:
 
 def _frame(tag: str, author: str, text: str) -> str:
     """Text that says whose it is; what is in it cannot close the frame."""
-    return f"<{tag} from={quoteattr(author)}>{escape(text)}</{tag}>"
+    return f'<{tag} from="{escape(author)}">{escape(text, quote=False)}</{tag}>'
 
 
 def _pair(turn: _Turn) -> Iterable[Message]:
