@@ -121,10 +121,17 @@ async def types(speaker: Speaker, session: str) -> list[str]:
 
 
 async def insist(
-    speakers: Sequence[Speaker], operation: str, /, *, done: Callable[[], bool] = lambda: False, **fields: Any
+    speakers: Sequence[Speaker],
+    operation: str,
+    /,
+    *,
+    done: Callable[[], bool] = lambda: False,
+    lost: list[str] | None = None,
+    **fields: Any,
 ) -> Answer:
     """Asks one after the other until one gives an answer that is no failure of the service (5xx). What is asked must be
-    safe to repeat: a read, or a write with a key or a message id. Raises `NoAnswer` once `done`."""
+    safe to repeat: a read, or a write with a key or a message id. `lost` is told of each question whose answer is not
+    known: it may still have its effect. Raises `NoAnswer` once `done`."""
     turn = 0
     while True:
         with contextlib.suppress(NoAnswer):
@@ -132,6 +139,8 @@ async def insist(
             if answer.status < 500:
                 return answer
             assert answer.status == 503, answer
+        if lost is not None:
+            lost.append(operation)
         if done():
             raise NoAnswer(f"{operation}: nobody answered in time")
         turn += 1

@@ -65,7 +65,7 @@ async def test_s01_one_message_one_reply(deployment: Deployment, speakers: list[
     shown = (await one.ask("get_session", session=session, after=ended["seq"])).body
     assert (shown["title"], shown["status"]) == ("echo Hello, world!", "idle")
     run = (await two.ask("get_run", run=posted["run"], after=ended["seq"])).body
-    assert (run["status"], run["output"]) == ("completed", {"content": "Hello, world!"})
+    assert (run["status"], run["output"]) == ("completed", "Hello, world!")
     history = (await one.ask("read_history", session=session, after=ended["seq"])).body
     said, replied = history["items"]
     assert (said["content"][0]["text"], replied["content"]) == ("echo Hello, world!", "Hello, world!")
@@ -323,7 +323,7 @@ async def test_a65_what_was_said_until_a_cancel_is_kept(deployment: Deployment, 
         assert kept == follower.text(run), "what is kept is what was heard"
     assert 50 <= len(kept.split()) < 2000
     shown = (await two.ask("get_run", run=run, after=follower.cursor)).body
-    assert (shown["status"], shown["output"]["content"]) == ("cancelled", kept)
+    assert (shown["status"], shown["output"]) == ("cancelled", kept)
     # The next turn knows what was said.
     sent = json.loads((await outcome(two, (await say(two, session, "[about]"))["run"]))["output"])["messages"]
     assert sent[1] == {"assistant": kept}
