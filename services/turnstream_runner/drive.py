@@ -407,7 +407,10 @@ class Drive:
         event_id = derive(effect, fact.attempt)
         run = self._session.run(fact.run)
         attempt = self._attempt if self._attempt and self._attempt.n == fact.run else None
-        match await self._ledger.record(effect, event_id, fact):
+        stored = await self._ledger.record(effect, event_id, fact)
+        if stored is None:
+            await self._discard(fact)
+        match stored:
             case None if attempt and isinstance(fact, ModelReplied):
                 await attempt.opaque.forget(event_id)
             case ModelReplied() if attempt:

@@ -141,6 +141,8 @@ async def test_the_tombstone_takes_the_place_of_everything(log: Log, key: Sessio
     assert await read(log, key, tombstone) == []
     assert await log.last(key) == tombstone
     assert await log.append(key, erased(key, removed=6), end) == tombstone
+    await log.overwrite(key)
+    assert await log.last(key) == tombstone
 
 
 async def test_the_tombstone_is_guarded(log: Log, key: SessionKey) -> None:

@@ -122,6 +122,9 @@ class FakeBlobs:
         self.there[f"{key}/{name}"] = data
         return Blob(name=f"{key}/{name}", size=len(data), sha256="")
 
+    async def remove(self, key: SessionKey, name: str) -> None:
+        self.there.pop(f"{key}/{name}", None)
+
 
 class FakeCheckpoints:
     """Items of runs: session, run, event id. `away`: what cannot be reached."""

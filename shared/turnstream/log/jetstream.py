@@ -127,7 +127,7 @@ class JetStreamLog:
     async def overwrite(self, key: SessionKey) -> None:
         subject = _subject(key)
         found = await self._last(key)
-        if found is None or _header(found, subjects.TYPE) != DELETED:
+        if found is None or _header(found, subjects.TYPE) not in (DELETED, ERASED):
             raise LogError(f"{key}: is not deleted, nothing of it is removed")
         await self._asked(key, erase(self._broker, subjects.SESSIONS, subject, before=found.seq))
 

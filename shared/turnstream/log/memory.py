@@ -72,7 +72,7 @@ class MemoryLog:
 
     async def overwrite(self, key: SessionKey) -> None:
         events = self._events[key]
-        if not events or not isinstance(events[-1].event.data, SessionDeleted):
+        if not events or not isinstance(events[-1].event.data, SessionDeleted | SessionErased):
             raise LogError(f"{key}: is not deleted, nothing of it is removed")
         self._remove(key, len(events) - 1)
 
