@@ -155,6 +155,7 @@ async def _holds(services: Broker, stream: str, messages: int) -> bool:
         api("rival", "get_session"),
         "ts.inbox-refused.default.s1",
         "$KV.keys.default.k",
+        "$KV.checkpoints.default.s1.1",
         "$JS.API.STREAM.INFO.SESSIONS",
         "$JS.API.DIRECT.GET.SESSIONS",
         "$JS.API.STREAM.MSG.GET.SESSIONS",
@@ -173,7 +174,7 @@ async def test_a_program_may_publish_nothing_else(services: Broker, program: Pro
 
     if not subject.startswith("$"):
         await services.subscribe(subject, hear)
-    streams = ("SESSIONS", "WORK", "INBOX", "REFUSED", "KV_keys")
+    streams = ("SESSIONS", "WORK", "INBOX", "REFUSED", "KV_keys", "KV_checkpoints")
     before = [await stored(services, stream) for stream in streams]
     await program.nc.publish(subject, b'{"last_by_subj":"%s"}' % session(THEIRS).encode(), reply="_INBOX.x")
     await eventually(lambda: program.refused)
