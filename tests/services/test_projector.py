@@ -6,9 +6,10 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from sqlalchemy import text
-from tests.support.logs import Entry, Log, publish, wander
+from tests.support.logs import SPECS, Entry, Log, publish, wander
 from tests.support.nats import connect
 from tests.support.processes import Spawn
 from tests.support.views import fresh, rows_in_force
@@ -19,12 +20,18 @@ from turnstream.broker.connection import Broker
 from turnstream.broker.declare import declare
 from turnstream.broker.errors import StreamBehind
 from turnstream.broker.server import NatsServer
-from turnstream.session.events import Recorded
-from turnstream.views import generations, sessions
+from turnstream.ids import derive
+from turnstream.log.handle import Sessions
+from turnstream.log.jetstream import JetStreamLog
+from turnstream.session.commands import DeleteSession, EraseSession, Origin
+from turnstream.session.events import DeleteMode, Recorded
+from turnstream.views import generations, runs, sessions
 from turnstream.views.database import Database, NotReady
 from turnstream_projector import project, reading
+from turnstream_projector.fsck import fsck
 from turnstream_projector.project import AnotherLog, Projector
 from turnstream_projector.rebuild import Progress, rebuild
+from turnstream_runner.erase import Eraser
 
 
 @pytest.fixture
@@ -324,3 +331,42 @@ async def test_views_of_another_release_are_made_anew(broker: Broker, database: 
     async with projecting(broker, database), projecting(broker, database):
         await shows(broker, database, events)
     assert (await database.checkpoint()).generation > before.generation
+
+
+@pytest.mark.parametrize("mode", ["detach", "erase"])
+async def test_sessions_that_are_deleted_leave_what_a_rebuild_of_the_rest_gives(
+    broker: Broker, database: Database, mode: DeleteMode
+) -> None:
+    log = Log()
+    for name in ("s1", "s2", "s3"):
+        log.turn(name, "hello", "an answer")
+        log.waits(name, "question", "approval", expires_in=60_000)
+    store = JetStreamLog(broker)
+    handler = Sessions(store, now=broker.clock.now)
+    eraser = Eraser(broker, store)
+
+    def origin(what: str) -> Origin:
+        return msgspec.structs.replace(log.origin(), id=derive(what))
+
+    async with projecting(broker, database):
+        await publish(broker, log.events)
+        assert await database.wait_for(log.seq, 30)
+        for name in ("s1", "s3"):
+            delete = DeleteSession(origin=origin(f"delete {name}"), specs=SPECS, mode=mode, active="cancel")
+            deleted = (await handler.handle(log.key(name), delete)).session
+            if name == "s1":  # the views show each of its steps, or none of the other's
+                assert await database.wait_for(deleted.seq, 30)
+            await eraser.erase(deleted, 1 << 40)
+            await handler.handle(log.key(name), EraseSession(origin=origin(f"erase {name}"), events_removed=6))
+        last = (await reading.extent(broker)).last
+        assert await database.wait_for(last, 30)
+        at, found = await rows_in_force(database)
+        assert found == await fresh(await stored(broker))
+        kept = {f"{name}.{n}" for name in ("s1", "s2", "s3") for n in (1, 2)}
+        shown = await runs.list_page(database, "default")
+        assert {run.id for run in shown.items} == (kept if mode == "detach" else {"s2.1", "s2.2"})
+        assert {run.session for run in shown.items} == ({"s2", None} if mode == "detach" else {"s2"})
+        assert (await fsck(broker, database)).findings == ()
+    again = await rebuild(broker, database)
+    assert again.generation != at.generation
+    assert (await rows_in_force(database))[1] == found
