@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 from rich.table import Table
-from tests.bench import bench_api, bench_log, bench_start, bench_turns, bench_views
+from tests.bench import bench_api, bench_log, bench_start, bench_turns, bench_views, bench_waiting
 from tests.bench.figures import Figure
 
 from turnstream import telemetry
@@ -45,6 +45,9 @@ async def measure(wanted: list[str]) -> tuple[dict[str, Figure], dict[str, float
     if "start" in wanted:
         print("measuring starts …", file=sys.stderr, flush=True)
         stated |= await bench_start.starts()
+    if "waiting" in wanted:
+        print("measuring runs that wait …", file=sys.stderr, flush=True)
+        stated |= await bench_waiting.waiting()
     return figures, stated
 
 
@@ -70,8 +73,9 @@ def _round(value: float | str) -> str:
 
 def main(arguments: list[str]) -> int:
     telemetry.configure(level="warning", format="console")
-    wanted = arguments or [*GROUPS, "synced", "start"]
-    if unknown := set(wanted) - {*GROUPS, "synced", "start"}:
+    groups = [*GROUPS, "synced", "start", "waiting"]
+    wanted = arguments or groups
+    if unknown := set(wanted) - set(groups):
         print(f"no such group: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
     figures, stated = asyncio.run(measure(wanted))
