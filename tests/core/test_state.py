@@ -9,10 +9,18 @@ from tests.core.scenario import (
     KEY,
     QUEUE,
     WAKE,
+    answered,
+    answers,
+    ask,
+    asks,
     cancel_requested,
+    deleted,
     ended,
     event_of,
+    expired,
+    failure,
     given,
+    left_over,
     notice,
     opened,
     posted,
@@ -20,10 +28,14 @@ from tests.core.scenario import (
     record_as,
     released,
     replied,
+    resumed,
     returned,
     started,
+    steered,
+    steers,
     title,
     tool_started,
+    waiting,
     withdrawn,
 )
 
@@ -165,11 +177,55 @@ def test_a_state_holds_no_content() -> None:
         returned(1, "a", output="SECRET"),
         returned(1, "b", status="error", error="SECRET"),
         notice("n1", "SECRET"),
-        ended(1, content="SECRET"),
+        steers("m2", 1, "SECRET"),
+        steered(1, "m2"),
+        asks(1, 2, text="SECRET", c="question", d="approval", e="question"),
+        waiting(
+            1,
+            msgspec.structs.replace(ask("c", 1, default="SECRET", expires_in=1), prompt="SECRET"),
+            msgspec.structs.replace(ask("d", 2, kind="approval"), prompt="SECRET"),
+            ask("e", 3),
+        ),
+        answered(1, 2, approved=False, reason="SECRET"),
+        expired(1, 1),
+        answers("m3", 1, "SECRET", q3="SECRET"),
+        resumed(1, 2, "m3", by="reply"),
+        returned(1, "c", 2, output="SECRET"),
+        returned(1, "d", 2, "denied", error="SECRET"),
+        steers("m4", 1, "SECRET"),
+        ended(1, "failed", 2, content="SECRET", error=failure("model_error", "SECRET"), leftover=left_over(2, "m4")),
         SessionUpdated(title=title("SECRET", "user"), metadata={"SECRET": 1}),
+        deleted(),
     )
     for n in range(1, len(facts) + 1):
-        assert "SECRET" not in repr(given(*facts[:n]).session)
+        session = given(*facts[:n]).session
+        assert "SECRET" not in repr(session)
+        assert msgspec.json.decode(msgspec.json.encode(session), type=Session) == session
+
+
+def test_of_what_is_asked_only_what_judges_an_answer_is_kept_and_only_while_it_is_open() -> None:
+    schema = {"type": "string", "description": "SCHEMA"}
+    facts = (*RUNNING, asks(1, 1, a="question"), waiting(1, ask("a", schema=schema, choices=("CHOICE",))))
+    asked = repr(given(*facts).session)
+    assert "SCHEMA" in asked
+    assert "CHOICE" in asked
+    for over in (answered(1, 1, "CHOICE"), expired(1), ended(1, "cancelled"), deleted()):
+        closed = repr(given(*facts, over).session)
+        assert "SCHEMA" not in closed
+        assert "CHOICE" not in closed
+
+
+def test_a_state_stays_small_however_much_is_asked_and_answered() -> None:
+    facts: list[Fact] = list(RUNNING)
+    for n in range(1, 1501):
+        facts += [asks(1, n, n, a="question"), waiting(1, ask("a", n), attempt=n)]
+        facts += [answered(1, n, "x" * 100), resumed(1, n + 1), returned(1, "a", n + 1)]
+    session = given(*facts).session
+    assert len(msgspec.json.encode(session)) < 200_000
+    assert sum(len(block) for block in session.closed.blocks) <= REMEMBERED + 50
+    run = session.run(1)
+    assert run is not None
+    assert (run.asked, run.requests, run.open_calls) == (1500, (), ())
 
 
 def test_a_state_stays_small() -> None:
