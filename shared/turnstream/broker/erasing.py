@@ -16,7 +16,7 @@ async def erase(broker: Broker, stream: str, subject: str, *, before: int | None
     """Erases the messages of a subject, which may hold wildcards, the oldest first; `before`: only those with a smaller
     sequence. Whatever it has come to when it fails can be gone on with. Raises `BrokerFault`."""
     after = 0
-    while found := await broker.message(stream, {"seq": after + 1, "next_by_subj": subject}):
+    while found := await following(broker, stream, subject, after):
         if before is not None and found.seq >= before:
             return
         await erase_message(broker, stream, found.seq)
@@ -44,8 +44,8 @@ async def forget(broker: Broker, stream: str, subject: str, *, before: int | Non
 
 
 async def following(broker: Broker, stream: str, subject: str, after: int) -> Stored | None:
-    """The first message of a subject, which may hold wildcards, behind a sequence, by the word of the stream's leader.
-    Raises `BrokerFault`."""
+    """The first message of a subject, which may hold wildcards, behind a sequence, by the word of the stream's leader;
+    None also where there is no such stream. Raises `BrokerFault`."""
     try:
         return await broker.message(stream, {"seq": after + 1, "next_by_subj": subject})
     except BrokerError as error:
