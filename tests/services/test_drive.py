@@ -20,6 +20,7 @@ from tests.support.driving import (
 from turnstream.agents import Agent, ToolContext, tool
 from turnstream.ids import SessionKey
 from turnstream.log.base import BrokenChain, Unavailable
+from turnstream.session.commands import DeleteSession
 from turnstream.session.decide import Decision
 from turnstream.session.events import (
     Error,
@@ -33,6 +34,7 @@ from turnstream.session.events import (
     Usage,
 )
 from turnstream.session.history import AssistantMessage, ToolMessage, UserMessage
+from turnstream.telemetry import metrics
 from turnstream_runner.drive import Outcome
 from turnstream_runner.models.port import ReasoningDelta, Reply, Reset, TextDelta
 
@@ -509,6 +511,39 @@ async def test_the_deadline_ends_a_run_and_keeps_what_was_said() -> None:
     end = await ended(world)
     assert (end.status, end.content) == ("timed_out", "so far")
     assert end.error == Error(code="deadline_exceeded", message="the run took longer than 0.15 s")
+
+
+async def test_the_deadline_of_a_later_run_of_the_same_drive_is_minded_though_it_is_earlier() -> None:
+    first, second = Latch(answer="one"), Latch("so far")
+    world = World(first)
+    await world.post("one")
+    limits = msgspec.structs.replace(world.spec.limits, timeout=150)
+    await world.post("two", spec=msgspec.structs.replace(world.spec, limits=limits))
+    running = world.drive()
+    await first.reached.wait()
+    await world.cancel(2)  # it follows the feed by the time that it hears of this
+    await world.post("three", spec=msgspec.structs.replace(world.spec, limits=limits))
+    while running.drive._session.seq < (await world.sessions.load(world.key())).seq:
+        await asyncio.sleep(0.001)
+    world.models.script = second
+    first.let_go()
+    assert await running.outcome() is Outcome.DONE
+    end = await ended(world)
+    assert (end.run, end.status, end.content) == (3, "timed_out", "so far")
+
+
+async def test_a_drive_whose_session_is_deleted_calls_its_model_off_and_erases() -> None:
+    latch = Latch("half")
+    world = World(latch)
+    await world.post()
+    running = world.drive()
+    await latch.reached.wait()
+    fenced = metrics.fenced._value.get()
+    await world.do(DeleteSession(origin=world.origin(), specs={}, mode="erase", active="cancel"))
+    assert await running.outcome() is Outcome.DONE
+    assert (await world.types())[-1] == "session.erased"
+    assert world.models.closed == 1
+    assert metrics.fenced._value.get() == fenced, "nobody else has its run"
 
 
 # --- crash, takeover, fence ---------------------------------------------------------------------------------------

@@ -305,6 +305,22 @@ async def test_s57_a_run_asks_as_often_as_it_has_steps(stage: Stage) -> None:
     assert (await stage.end()).attempt == 11
 
 
+async def test_s53_a_run_that_goes_on_takes_what_has_come_since_it_was_answered(stage: Stage) -> None:
+    first = await stage.actor(asks_once(ask()), **ASKS)
+    await stage.say()
+    await stage.waiting()
+    await first.leave()
+    await stage.answer("blue")
+    await stage.say("and hurry", name="hurry", on_busy="steer")
+    await stage.say("please", name="please", on_busy="steer")
+    second = await stage.actor(echo, **ASKS)
+    assert (await stage.end()).content == "please"
+    started = (await stage.found(RunStarted))[-1]
+    assert (started.trigger, started.message_ids) == ("answers", ("hurry", "please"))
+    shown = [message.text for message in second.models.requests[-1].messages]
+    assert shown == ["hello", "", "blue", "and hurry", "please"]
+
+
 # --- expiry -----------------------------------------------------------------------------------------------------------
 
 
