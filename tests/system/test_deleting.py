@@ -17,6 +17,7 @@ from tests.support.deployment import Deployment, plan
 from tests.support.follower import following
 from tests.support.nats import free_ports, run_alone
 from tests.support.waiting import eventually
+from tests.system.test_cli import Home, home
 
 from turnstream import subjects
 from turnstream.broker.server import NatsServer
@@ -28,6 +29,7 @@ from turnstream_api.operations import OPERATIONS
 from turnstream_projector.rebuild import rebuild
 
 pytestmark = pytest.mark.system
+__all__ = ["home"]
 
 HANG = "[hang]"
 QUESTION = '[tool conversation_ask_user {"question":"which one?"}]'
@@ -578,3 +580,25 @@ async def test_s59_views_made_anew_show_the_same(house: House, session: str) -> 
                 assert now == shown[run]
                 assert (await house.speaker.ask("read_steps", run=run)).body["items"] == steps[run]
     await house.deployment.check()
+
+
+# --- from the command line ----------------------------------------------------------------------------------------
+
+
+async def test_a_session_is_deleted_from_the_command_line(home: Home) -> None:
+    await home.dev()
+    await home.run("send", "s1", "echo hello")
+    await home.run("send", "s2", "[hang]", "--no-wait")
+    refused = await home.run("delete", "s2", expect=4)
+    assert "run_active, run: s2.1" in refused.err
+    done = await home.run("delete", "s2", "--active", "cancel", "--mode", "detach", "--wait", "30")
+    assert re.search(r"session s2 is deleted \(detach\): [34] events removed", done.out)
+    receipt = json.loads((await home.run("delete", "s1", "--wait", "30", "--json")).out)
+    assert (receipt["mode"], receipt["events_removed"]) == ("erase", 4)
+    for session in ("s1", "s2"):
+        assert "not_found" in (await home.run("sessions", session, expect=4)).err
+    assert json.loads((await home.run("runs", "show", "s2.1", "--json")).out)["status"] == "cancelled"
+    assert "not_found" in (await home.run("runs", "show", "s1.1", expect=4)).err
+    assert "not_found" in (await home.run("delete", "s2", expect=4)).err
+    assert "events removed" in (await home.run("delete", "s1")).out
+    assert "0 faults" in (await home.run("fsck")).out
