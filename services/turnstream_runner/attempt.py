@@ -47,7 +47,7 @@ class Attempt:
     def __init__(self, equipment: Equipment, ledger: Ledger, run: Run, number: int, role: Role) -> None:
         self.n = run.n
         self.partial = Partial()
-        self.opaque = Opaque(equipment.checkpoints, ledger.key, run.n, is_new=number == 1)
+        self.opaque = Opaque(equipment.checkpoints, ledger.key, run, is_new=number == 1)
         self._equipment = equipment
         self._ledger = ledger
         self._role = role

@@ -70,6 +70,8 @@ class Outcome(Enum):
     """The run is held by another delivery of this very wake-up: put off by one lease."""
     FENCED = auto()
     """The run that this drive had started is another's now: send nothing."""
+    BUSY = auto()
+    """The runner removes as many deleted sessions as it may: deliver again in a moment."""
     HANDED_BACK = auto()
     """The runner shuts down and nothing was started: deliver again at once."""
 
@@ -222,7 +224,7 @@ class Drive:
                 case Start() if not self._draining:
                     await self._start(effect)
                     return True
-                case Erase() if not self._draining:
+                case Erase() if not self._draining and not self._equipment.eraser.full:
                     self._launch(effect.key, self._erase(effect))
                 case CallModel() if not self._draining:
                     self._launch(effect.key, self._mine.call_model(effect, self._run(effect.run)))
@@ -246,6 +248,8 @@ class Drive:
             return None
         if self._draining and effects:
             return Outcome.HANDED_BACK
+        if any(isinstance(effect, Erase) for effect in effects):
+            return Outcome.BUSY
         held = [wake.work for wake in blocked_by(self._session, self._identity)]
         if self._identity.wake.work in held:
             return Outcome.HELD

@@ -9,7 +9,9 @@ one whose runs are all kept.
 Not here: which bytes "erased" leaves (`turnstream.broker.erasing`), and what a record holds (`turnstream.log.archive`).
 """
 
+import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 from turnstream.broker.connection import Broker
 from turnstream.ids import SessionKey
@@ -26,6 +28,11 @@ from turnstream.wire.timers import Timers
 from turnstream.wire.work import Work
 from turnstream_runner.ledger import persist
 
+AT_ONCE: Final = 2
+"""Sessions that one process removes at once: overwriting keeps everybody else's writes waiting a little."""
+HELD: Final = 16
+"""Sessions that may wait for their turn, each of them in a slot that a run could have."""
+
 log = get_logger()
 
 
@@ -33,6 +40,8 @@ class Eraser:
     """Removes whole sessions of one broker."""
 
     def __init__(self, broker: Broker, log: Log) -> None:
+        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._held = 0
         self._broker = broker
         self._log = log
         self._blobs = Blobs(broker)
@@ -41,9 +50,22 @@ class Eraser:
         self._timers = Timers(broker)
         self._work = Work(broker)
 
+    @property
+    def full(self) -> bool:
+        """Whether another session had better come again in a moment."""
+        return self._held >= HELD
+
     async def erase(self, session: Session, work: int) -> None:
         """Removes everything of a session that is deleted and not erased yet, for a wake-up with this sequence, however
         long the broker is away meanwhile. Raises `LogError`."""
+        self._held += 1
+        try:
+            async with self._turn:
+                await self._erase(session, work)
+        finally:
+            self._held -= 1
+
+    async def _erase(self, session: Session, work: int) -> None:
         key, deleted = session.key, session.deleted
         assert deleted is not None
         kept = await self._keep_runs(session, deleted) if deleted.mode == "detach" else frozenset[str]()

@@ -10,6 +10,7 @@ from typing import Final
 
 from turnstream.ids import SessionKey
 from turnstream.session.events import ModelReplied, Recorded
+from turnstream.session.state import Run
 from turnstream.wire.checkpoints import Checkpoints, Entry
 
 SIZE_MAX: Final = 512 * 1024
@@ -17,14 +18,19 @@ SIZE_MAX: Final = 512 * 1024
 
 
 class Opaque:
-    """The opaque items of one run, as one attempt knows them. `is_new`: there was no attempt before."""
+    """The opaque items of one run, as one attempt knows them. `is_new`: there was no attempt before.
 
-    def __init__(self, checkpoints: Checkpoints, key: SessionKey, run: int, *, is_new: bool) -> None:
+    A session whose id was free again has runs and events of the same ids as the one before it, but not at the same
+    place of the log: so an item is also named by the place of its run.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, key: SessionKey, run: Run, *, is_new: bool) -> None:
         self._checkpoints = checkpoints
         self._key = key
-        self._run = run
+        self._run = run.n
+        self._place = run.requested_seq
         self._entries: dict[str, Entry] | None = {} if is_new else None
-        """By event id, the oldest first. None: not looked for yet."""
+        """By name, the oldest first. None: not looked for yet."""
         self._held: tuple[str, bytes] = ("", b"")
 
     async def of(self, replies: Sequence[Recorded]) -> tuple[bytes, ...]:
@@ -32,7 +38,7 @@ class Opaque:
         if not replies:
             return ()
         entries = await self._load()
-        found = [entries.get(recorded.event.id) for recorded in replies if _is_shown(recorded)]
+        found = [entries.get(self._name(recorded.event.id)) for recorded in replies if _is_shown(recorded)]
         return tuple(entry.item if entry else b"" for entry in found)
 
     async def keep(self, event_id: str, item: bytes) -> None:
@@ -40,19 +46,17 @@ class Opaque:
         if not 0 < len(item) <= SIZE_MAX:
             return
         entries = await self._load()
-        entries.pop(event_id, None)
-        entries[event_id] = await self._checkpoints.put(self._key, self._run, event_id, item)
-        room = SIZE_MAX - sum(len(entry.item) for entry in entries.values())
-        if room < 0:
-            for name, entry in tuple(entries.items()):
-                if room < 0:
-                    room += len(entry.item)
-                    del entries[name]
+        name = self._name(event_id)
+        entries.pop(name, None)
+        entries[name] = await self._checkpoints.put(self._key, self._run, name, item)
+        if (size := sum(len(entry.item) for entry in entries.values())) > SIZE_MAX:
+            while size > SIZE_MAX:
+                size -= len(entries.pop(next(iter(entries))).item)
             await self._checkpoints.drop(self._key, self._run, before=next(iter(entries.values())).seq)
 
     async def forget(self, event_id: str) -> None:
         """The reply was not stored: what belongs to it must not go with another one."""
-        if self._entries and self._entries.pop(event_id, None):
+        if self._entries and self._entries.pop(self._name(event_id), None):
             await self._checkpoints.drop(self._key, self._run)
             self._entries.clear()
 
@@ -70,9 +74,12 @@ class Opaque:
         if self._entries is None or self._entries:
             await self._checkpoints.drop(self._key, self._run)
 
+    def _name(self, event_id: str) -> str:
+        return f"{self._place}/{event_id}"
+
     async def _load(self) -> dict[str, Entry]:
         if self._entries is None:
-            self._entries = {entry.event: entry for entry in await self._checkpoints.get(self._key, self._run)}
+            self._entries = {entry.name: entry for entry in await self._checkpoints.get(self._key, self._run)}
         return self._entries
 
 

@@ -27,6 +27,8 @@ LONGEST: Final = 600.0
 """Seconds that a session which cannot be driven is put off at most."""
 AWAY: Final = 1.0
 """Seconds that it is put off where the broker did not answer: that is no fault of the session."""
+MOMENT: Final = 1.0
+"""Seconds that a deleted session is put off where others are being removed."""
 STUCK_MAX: Final = 1000
 """How many stuck sessions are listed."""
 HANDOVER: Final = 2.0
@@ -150,6 +152,8 @@ class Runner:
                     pass  # the wake-up may be another's by now
                 case Outcome.HELD:
                     await lease.delivery.nak(self.leases.length)
+                case Outcome.BUSY:
+                    await lease.delivery.nak(MOMENT)
                 case Outcome.HANDED_BACK:
                     await lease.delivery.nak()
 

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.support.driving import Jealous, World, call
+from tests.support.driving import FakeCheckpoints, Jealous, World, call
 from tests.support.stage import Actor, Stage
 from tests.support.waiting import eventually
 
@@ -13,10 +13,12 @@ from turnstream.broker.connection import Broker
 from turnstream.broker.server import NatsServer
 from turnstream.ids import SessionKey
 from turnstream.session.commands import AnswerRequest, RecordFact
-from turnstream.session.events import ModelReplied, RunEnded
+from turnstream.session.events import Event, ModelReplied, Recorded, RunEnded, Spec
+from turnstream.session.state import Run
 from turnstream.subjects import CHECKPOINTS
 from turnstream.wire.checkpoints import Checkpoints
 from turnstream_runner.models.port import ModelRequest, Reply
+from turnstream_runner.opaque import Opaque
 
 KEY = SessionKey("acme", "s1")
 
@@ -49,7 +51,7 @@ async def test_items_of_a_run_are_found_in_order_until_they_are_dropped(nats: Br
     for where, run in ((key, 2), (key, 11), (other, 1)):
         await checkpoints.put(where, run, "x", b"other")
     assert await checkpoints.get(key, 1) == [first, second]
-    assert (second.event, second.item) == ("e2", b"\n\0\xff")
+    assert (second.name, second.item) == ("e2", b"\n\0\xff")
     await checkpoints.drop(key, 1, before=second.seq)
     assert await checkpoints.get(key, 1) == [second]
     await checkpoints.drop(key, 1)
@@ -65,7 +67,7 @@ async def test_a_bucket_that_was_deleted_is_empty_and_there_again(stage: Stage) 
     await stage.broker.api(f"STREAM.DELETE.{CHECKPOINTS}")
     assert (await stage.checkpoints.put(KEY, 1, "e2", b"two")).seq == 0
     assert (await stage.checkpoints.put(KEY, 1, "e3", b"three")).seq == 1
-    assert [entry.event for entry in await stage.checkpoints.get(KEY, 1)] == ["e3"]
+    assert [entry.name for entry in await stage.checkpoints.get(KEY, 1)] == ["e3"]
 
 
 # --- within a run -----------------------------------------------------------------------------------------------------
@@ -189,6 +191,22 @@ async def test_an_item_that_nobody_dropped_is_of_its_own_run_only(stage: Stage) 
         await stage.say()
         await stage.end(run=n)
     assert not model.faults
+
+
+async def test_an_item_of_an_erased_session_is_none_of_the_one_that_has_its_id_now() -> None:
+    """Its runs and events have the same ids again: a runner that was frozen put an item there meanwhile."""
+
+    def run(requested_seq: int) -> Run:
+        spec = Spec(agent="default", version="v1", digest="d1", model="demo")
+        return Run(n=1, spec=spec, message_ids=(), author="", requested_seq=requested_seq, requested_at=0)
+
+    there: Any = FakeCheckpoints()
+    await Opaque(there, KEY, run(7), is_new=True).keep("event-1", b"of the erased session")
+    replied = ModelReplied(run=1, attempt=1, step=1, content="hm")
+    event = Event(id="event-1", key=KEY, data=replied, actor="", time=0)
+    reply = Recorded(seq=9, previous=8, time=0, size=1, event=event)
+    assert await Opaque(there, KEY, run(7), is_new=False).of([reply]) == (b"of the erased session",)
+    assert await Opaque(there, KEY, run(8), is_new=False).of([reply]) == (b"",)
 
 
 # --- never missed -----------------------------------------------------------------------------------------------------

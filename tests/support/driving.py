@@ -127,23 +127,23 @@ class FakeBlobs:
 
 
 class FakeCheckpoints:
-    """Items of runs: session, run, event id. `away`: what cannot be reached."""
+    """Items of runs: session, run, name. `away`: what cannot be reached."""
 
     def __init__(self) -> None:
         self.there: dict[tuple[SessionKey, int, str], bytes] = {}
         self.away = False
         self.gets = 0
 
-    async def put(self, key: SessionKey, run: int, event: str, item: bytes) -> Entry:
+    async def put(self, key: SessionKey, run: int, name: str, item: bytes) -> Entry:
         if self.away:
-            return Entry(event, item)
-        self.there[key, run, event] = item
-        return Entry(event, item, len(self.there))
+            return Entry(name, item)
+        self.there[key, run, name] = item
+        return Entry(name, item, len(self.there))
 
     async def get(self, key: SessionKey, run: int) -> list[Entry]:
         self.gets += 1
         there = () if self.away else tuple(self.there.items())
-        return [Entry(event, item, 1) for (where, n, event), item in there if (where, n) == (key, run)]
+        return [Entry(name, item, 1) for (where, n, name), item in there if (where, n) == (key, run)]
 
     async def drop(self, key: SessionKey, run: int, *, before: int | None = None) -> None:
         if not self.away and before is None:
@@ -156,6 +156,7 @@ class FakeEraser:
     def __init__(self, log: MemoryLog) -> None:
         self._log = log
         self.held: asyncio.Event | None = None
+        self.full = False
         self.begun = 0
         self.erased: list[tuple[SessionKey, int]] = []
 

@@ -1,7 +1,7 @@
 """Checkpoints: what only one run needs and nobody else may see, the opaque items that its model's provider wants back.
 They lie beside the log, in the KV bucket `checkpoints` under `<account>.<session>.<run>`, never in it.
 
-A run's checkpoint is a list: one message for each item, the id of the event that it belongs to before it. It ends with
+A run's checkpoint is a list: one message for each item, before it a name of the event that it belongs to. It ends with
 the run; what nobody drops expires. Losing it costs quality, never correctness: what cannot be stored or read is not
 there, and nobody waits long for it.
 """
@@ -25,15 +25,15 @@ STREAM: Final = subjects.CHECKPOINTS
 TIMEOUT: Final = 2.0
 """Seconds that one operation may take."""
 BREAK: Final = b"\n"
-"""Between an event's id and its item."""
+"""Between a name and its item."""
 
 log = get_logger()
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """An item of the event with this id. `seq` is where it lies in the bucket, 0 for one that could not be stored."""
+    """An item, and the event that it belongs to. `seq` is where it lies, 0 for one that could not be stored."""
 
-    event: str
+    name: str
     item: bytes
     seq: int = 0
 
@@ -48,17 +48,17 @@ class Checkpoints:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    async def put(self, key: SessionKey, run: int, event: str, item: bytes) -> Entry:
+    async def put(self, key: SessionKey, run: int, name: str, item: bytes) -> Entry:
         """Adds an item to the run's checkpoint."""
         subject = subjects.checkpoint(key, run)
         try:
             async with asyncio.timeout(TIMEOUT):
-                answer = (await self._broker.request(subject, event.encode() + BREAK + item)).data
+                answer = (await self._broker.request(subject, name.encode() + BREAK + item)).data
             check_stored(subject, answer)
-            return Entry(event, item, msgspec.json.decode(answer, type=_Ack).seq)
+            return Entry(name, item, msgspec.json.decode(answer, type=_Ack).seq)
         except (BrokerFault, TimeoutError) as error:
             await self._tell("an opaque item is not kept", key, run, error)
-            return Entry(event, item)
+            return Entry(name, item)
 
     async def get(self, key: SessionKey, run: int) -> list[Entry]:
         """The items of the run, the oldest first."""
@@ -68,8 +68,8 @@ class Checkpoints:
             async with asyncio.timeout(TIMEOUT):
                 while stored := await self._broker.message(STREAM, {"seq": after + 1, "next_by_subj": subject}):
                     after = stored.seq
-                    event, _, item = stored.data.partition(BREAK)
-                    found.append(Entry(event.decode(errors="replace"), item, stored.seq))
+                    name, _, item = stored.data.partition(BREAK)
+                    found.append(Entry(name.decode(errors="replace"), item, stored.seq))
         except (BrokerFault, TimeoutError) as error:
             await self._tell("opaque items cannot be read", key, run, error)
         return found
