@@ -77,6 +77,18 @@ async def test_two_drives_at_once_do_no_harm() -> None:
     assert await left(world) == ["session.erased"]
 
 
+async def test_where_many_are_being_removed_it_comes_again_in_a_moment() -> None:
+    world = World()
+    await world.post()
+    await delete(world)
+    world.eraser.full = True
+    assert await world.drive().outcome() is Outcome.BUSY
+    assert world.eraser.begun == 0
+    world.eraser.full = False
+    assert await world.drive(work=2).outcome() is Outcome.DONE
+    assert await left(world) == ["session.erased"]
+
+
 async def test_it_is_given_back_at_shutdown() -> None:
     world = World()
     await world.post()

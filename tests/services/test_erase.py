@@ -16,6 +16,7 @@ from turnstream import subjects
 from turnstream.broker.connection import Broker
 from turnstream.broker.declare import declare
 from turnstream.broker.server import NatsServer
+from turnstream.ids import SessionKey
 from turnstream.log import archive
 from turnstream.log.base import LogError
 from turnstream.log.handle import Sessions
@@ -28,7 +29,7 @@ from turnstream.wire.checkpoints import Checkpoints
 from turnstream.wire.live import Live
 from turnstream.wire.timers import Timers
 from turnstream.wire.work import Work
-from turnstream_runner.erase import Eraser
+from turnstream_runner.erase import AT_ONCE, HELD, Eraser
 
 OTHER = msgspec.structs.replace(KEY, session=f"{KEY.session}x")
 """A session whose name begins like the other's."""
@@ -130,6 +131,35 @@ async def test_several_at_once_come_to_the_same(broker: Broker) -> None:
     records = [entry async for entry in logs[0].archives(KEY)]
     assert sorted(n for n, _ in records) == [1, 2, 3, 4]
     assert len(await read(logs[0], KEY)) == 1
+
+
+async def test_few_are_removed_at_once_and_few_wait_for_it(broker: Broker) -> None:
+    session = await deleted(broker, "erase")
+    log = Slow(broker)
+    eraser = Eraser(broker, log)
+    erasing = [asyncio.create_task(eraser.erase(session, 1)) for _ in range(HELD)]
+    await eventually(lambda: log.at_work == AT_ONCE)
+    assert eraser.full
+    log.go_on.set()
+    await asyncio.gather(*erasing)
+    assert not eraser.full
+    assert log.most == AT_ONCE
+
+
+class Slow(JetStreamLog):
+    """A log that takes its time to overwrite anything."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(broker)
+        self.go_on = asyncio.Event()
+        self.at_work = self.most = 0
+
+    async def overwrite(self, key: SessionKey) -> None:
+        self.at_work += 1
+        self.most = max(self.most, self.at_work)
+        await self.go_on.wait()
+        await super().overwrite(key)
+        self.at_work -= 1
 
 
 async def test_what_somebody_deleted_altogether_holds_nothing_up(broker: Broker) -> None:
