@@ -10,6 +10,7 @@ from tests.support.stage import Stage
 from tests.support.waiting import eventually
 
 from turnstream.agents import ToolContext, tool
+from turnstream.agents.builtin import TOOLS
 from turnstream.session.commands import AnswerRequest
 from turnstream.session.errors import Rejected
 from turnstream.session.events import (
@@ -26,6 +27,7 @@ from turnstream.session.events import (
 )
 from turnstream.session.history import ToolMessage
 from turnstream_runner.models.port import ModelRequest, Reply
+from turnstream_runner.models.registry import Models
 
 ASKS = {"control": {"ask_user": True}}
 
@@ -531,3 +533,26 @@ async def test_nothing_of_a_run_that_waits_is_forgotten_by_a_big_answer(stage: S
     assert returned.blob.size == 300_000
     assert results(actor.models.requests[-1])["ask"].startswith("x" * 1000)
     assert len(await stage.found(ModelReplied)) == 1
+
+
+# --- without a key ----------------------------------------------------------------------------------------------------
+
+
+async def test_the_demo_model_asks_takes_answers_and_has_its_tokens_back(stage: Stage) -> None:
+    actor = await stage.actor(models=Models({}), model="demo", tools=TOOLS, **ASKS)
+    prompt = """
+        [opaque] [ask Which colour? {"choices": ["red", "blue"]}] [tool ask_first {"text": "it is done"}]
+        [then] [opaque] [tool ask_errand {"seconds": 0}]"""
+    await stage.say(prompt)
+    question, approval = (await stage.waiting()).requests
+    assert (question.prompt, question.choices) == ("Which colour?", ("red", "blue"))
+    assert approval.prompt == 'ask_first {"text": "it is done"}'
+    await stage.approve(k=2)
+    await stage.answer("red", k=1)
+    await stage.waiting(count=2)
+    await actor.leave()
+    await stage.actor(models=Models({}), model="demo", tools=TOOLS, **ASKS)
+    await stage.approve(k=3)
+    assert (await stage.end()).content == (
+        "You answered: “red”; ask_first returned it is done; ask_errand returned done, as approved"
+    )
