@@ -28,7 +28,7 @@ from turnstream.wire.timers import Timers
 from turnstream.wire.work import Work
 from turnstream_runner.ledger import persist
 
-AT_ONCE: Final = 2
+AT_ONCE: Final = 1
 """Sessions that one process removes at once: overwriting keeps everybody else's writes waiting a little."""
 HELD: Final = 16
 """Sessions that may wait for their turn, each of them in a slot that a run could have."""

@@ -486,7 +486,7 @@ async def test_s59_the_runs_that_are_kept_say_their_answers_and_nothing_else(hou
 
 # --- what dies meanwhile ------------------------------------------------------------------------------------------
 
-EVENTS = 300
+EVENTS = 150
 """Enough that their removal takes a while: each of them is a write of its own."""
 MOMENTS = (0.0, 0.05, 0.15, 0.4)
 """Seconds after a deletion."""

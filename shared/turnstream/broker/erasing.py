@@ -2,24 +2,33 @@
 acknowledging do not do that, they only forget where the bytes are, and what is forgotten can be overwritten no more.
 
 The server rewrites one message at a time and syncs it, about a millisecond and one more for each megabyte that the
-message's block of the file holds (8 MiB at most; measured 2026-11, nats-server 2.15). So there is only one at a time in
-flight, and everybody else's writes go on in between.
+message's block of the file holds (8 MiB at most; measured 2026-11, nats-server 2.15), and nobody writes to that stream
+meanwhile. So there is only one at a time in flight, and after each there is a pause as long as it took.
 """
+
+import asyncio
+from typing import Final
 
 from turnstream.broker.answers import Stored
 from turnstream.broker.connection import Broker
 from turnstream.broker.declare import STREAM_NOT_FOUND
 from turnstream.broker.errors import BrokerError
 
+PAUSE: Final = 0.02
+"""Seconds that a pause takes at most."""
+
 
 async def erase(broker: Broker, stream: str, subject: str, *, before: int | None = None) -> None:
     """Erases the messages of a subject, which may hold wildcards, the oldest first; `before`: only those with a smaller
     sequence. Whatever it has come to when it fails can be gone on with. Raises `BrokerFault`."""
+    clock = asyncio.get_running_loop().time
     after = 0
     while found := await following(broker, stream, subject, after):
         if before is not None and found.seq >= before:
             return
+        began = clock()
         await erase_message(broker, stream, found.seq)
+        await asyncio.sleep(min(clock() - began, PAUSE))
         after = found.seq
 
 
