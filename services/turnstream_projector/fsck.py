@@ -14,11 +14,9 @@ import msgspec
 from sqlalchemy import Table, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from turnstream import subjects
 from turnstream.broker.connection import Broker
 from turnstream.broker.pull import Delivery
 from turnstream.ids import SessionKey
-from turnstream.log import codec
 from turnstream.log.base import Unreadable
 from turnstream.session.events import Recorded, SessionDeleted, SessionErased
 from turnstream.views import generations
@@ -64,16 +62,19 @@ async def fsck(broker: Broker, database: Database, *, on_progress: Callable[[Pro
 
 async def _forget_deleted(broker: Broker, findings: Findings, *, behind: int) -> None:
     """Drops what was found of sessions that were deleted behind this sequence."""
-    for key in findings.suspects:
-        found = await broker.message(subjects.SESSIONS, {"last_by_subj": subjects.session(key)})
-        if found is None or found.seq <= behind:
-            continue
-        try:
-            last = codec.decode(found.data, seq=found.seq, previous=0, time=0)
-        except Unreadable:
-            continue
-        if isinstance(last.event.data, SessionDeleted | SessionErased):
-            findings.forget(key)
+    last = (await reading.extent(broker)).last
+    if not findings.suspects or last <= behind:
+        return
+    pull = reading.follow(broker, behind)
+    try:
+        async for deliveries in pull:
+            for entry in reading.entries_of(deliveries):
+                if isinstance(entry, Recorded) and isinstance(entry.event.data, SessionDeleted | SessionErased):
+                    findings.forget(entry.event.key)
+            if deliveries[-1].seq >= last or not deliveries[-1].pending:
+                return
+    finally:
+        await pull.close()
 
 
 async def _position(connection: AsyncConnection) -> Checkpoint | None:
