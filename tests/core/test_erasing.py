@@ -168,6 +168,9 @@ def test_the_repeat_of_a_delete_is_answered_as_the_first() -> None:
     first = given(*IDLE).when(keyed).then(gone("detach"))
     first.and_when(with_origin(keyed, id="again")).then(NOTHING)
     first.and_when(with_origin(keyed, id="again", body_digest="c")).then(rejected("not_found"))
+    tombstone = first.and_when(erase(5))
+    tombstone.and_when(with_origin(keyed, id="again")).then(NOTHING)
+    tombstone.and_when(delete()).then(rejected("not_found"))
     first.and_when(with_origin(post("m9"), idempotency_key="k", body_digest="b")).then(rejected("not_found"))
 
 

@@ -392,6 +392,8 @@ class Auditor:
     def __init__(self) -> None:
         self.seq = 0
         self.deleted = False
+        self.deletion: str | None = None
+        """The key of the command that deleted it."""
         self.line: list[int] = []
         """The runs that have not ended, in the order of their turns."""
         self.free: set[int] = set()
@@ -430,10 +432,15 @@ class Auditor:
         self.seq = recorded.seq
         assert event.id not in self.ids, "an event is stored once"
         self.ids.add(event.id)
-        if event.idempotency_key:
-            assert event.idempotency_key not in self.keys, "a key has one effect"
-            self.keys.add(event.idempotency_key)
         data = event.data
+        key = event.idempotency_key
+        if isinstance(data, SessionErased):
+            assert key == self.deletion, "what is left of a session knows the command that deleted it"
+        elif key:
+            assert key not in self.keys, "a key has one effect"
+            self.keys.add(key)
+        if isinstance(data, SessionDeleted):
+            self.deletion = key
         assert not self.deleted or isinstance(data, SessionErased), "something is stored in a deleted session"
         run = getattr(data, "run", 0)
         assert run not in self.over, f"a fact of run {run} after its end"
