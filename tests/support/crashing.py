@@ -1,6 +1,6 @@
 """Runners that die at a point: a program for tests.
 
-It reads lines of JSON, `{"settings": {…}, "at": 7, "log": "…"}`, and forks a runner for each, which is quick. The runner
+It reads lines of JSON, `{"settings": {…}, "at": 7, "log": "…"}`, and forks a runner for each, which is quick. A runner
 kills itself (-9) at its point `at`, counted from 1: before and after every append of an event, every model call, every
 tool call, everything that it keeps beside the log. With `at` 0 it lives.
 Each point is written to the log as `point <n> <what>`. The answer to a line is the process's id.
