@@ -174,7 +174,7 @@ class Channel:
             return
         self._pending = []
         first = next((frame.seq for frame in frames if frame.seq), 0)
-        deleted = any(frame.type == DELETED for frame in frames)
+        deleted = any(frame.type in DELETED for frame in frames)
         joined: dict[Filter, tuple[bytes, int]] = {}
         for listener in tuple(self._listeners):
             if listener.filter.run or (first and listener.ahead >= first):

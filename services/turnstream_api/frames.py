@@ -33,8 +33,8 @@ DELTA = "delta"
 """The type of a frame that holds a piece of what a model is saying."""
 CONTROL = ("posted", "caught-up", "reset", "overflow", "bye")
 """The other types of frames that are not events of the log."""
-DELETED = "session.deleted"
-"""The type of the last event of a session that is shown. It ends every run."""
+DELETED = frozenset({"session.deleted", "session.erased"})
+"""The types of the last event of a session that is shown: the second where the first was missed. It ends every run."""
 WAITING = "run.waiting"
 OPENING = b"retry: 1000\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -115,7 +115,7 @@ class Filter(msgspec.Struct, frozen=True):
     run: int = 0
 
     def wants(self, frame: Frame) -> bool:
-        if self.run and frame.run != self.run and frame.type != DELETED:
+        if self.run and frame.run != self.run and frame.type not in DELETED:
             return False
         if frame.type == DELTA:
             return self.deltas
@@ -123,7 +123,7 @@ class Filter(msgspec.Struct, frozen=True):
 
     def ends(self, frame: Frame) -> bool:
         """Whether nothing that this listener wants can follow."""
-        return frame.type == DELETED or (self.run != 0 and frame.run == self.run and frame.type in TERMINAL)
+        return frame.type in DELETED or (self.run != 0 and frame.run == self.run and frame.type in TERMINAL)
 
     def settles(self, frame: Frame) -> bool:
         """Whether who waits for the run has an answer: it has ended, or waits for a person."""

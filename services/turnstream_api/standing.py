@@ -16,6 +16,7 @@ from turnstream.session.events import (
     RunStatus,
     RunWaiting,
     SessionDeleted,
+    SessionErased,
     Usage,
 )
 from turnstream.session.state import Run, Session, request_id
@@ -147,7 +148,7 @@ def ended(recorded: Recorded, n: int) -> Outcome | None:
             )
         case MessageWithdrawn() if data.run == n:
             return Outcome(status="cancelled", seq=recorded.seq, reason="its message was withdrawn")
-        case SessionDeleted():
+        case SessionDeleted() | SessionErased():
             return Outcome(status="cancelled", seq=recorded.seq, reason=DELETED)
         case _:
             return None

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.contracts.events import deleted, erased
 from tests.support.waiting import eventually
 
 from turnstream.ids import SessionKey
@@ -20,7 +21,7 @@ from turnstream.wire.live import Delta
 from turnstream_api import channel as channels
 from turnstream_api import hub as hubs
 from turnstream_api.channel import Channel
-from turnstream_api.frames import Filter
+from turnstream_api.frames import Filter, event_frame
 from turnstream_api.hub import Hub
 from turnstream_api.listener import Listener
 
@@ -263,3 +264,13 @@ async def test_nothing_is_left_when_the_hub_is_closed(house: House) -> None:
     assert house.listener().ending == "bye"
     assert await house.hub.wait(session, Filter(run=1), 10) is None
     assert [task.get_name() for task in asyncio.all_tasks() if "acme/s1" in task.get_name()] == []
+
+
+async def test_what_is_left_of_an_erased_session_ends_whatever_missed_its_deletion() -> None:
+    log = MemoryLog(lambda: 1)
+    end = await log.append(KEY, deleted(KEY), 0)
+    await log.append(KEY, erased(KEY), end)
+    ((recorded,),) = [page async for page in log.read(KEY)]
+    frame = event_frame(recorded)
+    for wish in (Filter(), Filter(run=1)):
+        assert wish.wants(frame) and wish.ends(frame)
