@@ -1,10 +1,14 @@
 """The log on three servers that replicate: leaders are killed while writers race, followers lag behind."""
 
 import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
 from itertools import count
+from typing import TypeVar
 
 import pytest
-from tests.contracts.events import assert_whole, decision, event_id, fill, new_key, read, write
+from msgspec import Struct, convert
+from tests.contracts.events import assert_whole, decision, deleted, erased, event_id, fill, new_key, read, write
 from tests.core.scenario import cancel, post, with_origin
 from tests.support.nats import Cluster, connect, freeze, thaw
 from tests.support.waiting import eventually
@@ -12,13 +16,16 @@ from tests.support.waiting import eventually
 from turnstream import subjects
 from turnstream.broker.connection import Broker
 from turnstream.broker.declare import declare
+from turnstream.broker.errors import BrokerFault
 from turnstream.broker.server import NatsServer
 from turnstream.ids import SessionKey, derive
-from turnstream.log.base import Unavailable
+from turnstream.log.base import Conflict, LogError, Unavailable
 from turnstream.log.feed import CaughtUp, Feed
 from turnstream.log.handle import Sessions
 from turnstream.log.jetstream import JetStreamLog
 from turnstream.session.events import Opens, Recorded
+
+T = TypeVar("T")
 
 WRITERS = 6
 
@@ -161,3 +168,58 @@ async def test_without_a_majority_nothing_is_stored_and_nothing_is_lost(
     assert [recorded.seq for recorded in await read(patient, key, at_least=second)] == [first, second]
     await near.close()
     await broker.close()
+
+
+async def test_s31_s59_a_session_is_removed_for_good_while_leaders_are_killed(
+    cluster: Cluster, keys: list[SessionKey]
+) -> None:
+    """Each server comes to the tombstone alone, and nobody who writes late gets past it, wherever he asks."""
+    broker = await replicated(cluster)
+    log = JetStreamLog(broker, append_timeout=2)
+    key = keys[0]
+    seqs = await fill(log, key, 60, text="marzipan")
+    end = await log.append(key, deleted(key, events=61), seqs[-1])
+
+    async def until_done(work: Callable[[], Awaitable[T]]) -> T:
+        async def done() -> tuple[T] | None:
+            try:
+                return (await work(),)
+            except (Unavailable, LogError):
+                return None
+
+        return (await eventually(done, 60, what="a leader that does it"))[0]
+
+    async def events_left() -> int:
+        subject = subjects.session(key)
+        info = await broker.api("STREAM.INFO.SESSIONS", {"subjects_filter": subject}, timeout=1)
+        return convert(info["state"], _State).subjects.get(subject, 0)
+
+    overwriting = asyncio.create_task(until_done(lambda: log.overwrite(key)))
+    await eventually(lambda: _less(events_left, 40), 30, what="a part of it to be removed")
+    leader = await cluster.leader(broker, subjects.SESSIONS)
+    leader.kill()
+    await overwriting
+    tombstone = await until_done(lambda: log.append(key, erased(key, removed=61), end))
+    await leader.start()
+    for server in cluster.servers:
+        connection = await connect_to(server)
+        there = JetStreamLog(connection, append_timeout=3)
+        for after in (0, seqs[10], end):
+            found = await until_done(lambda there=there, after=after: read(there, key, after, at_least=tombstone))
+            assert [recorded.seq for recorded in found] == [tombstone]
+        for expected in (0, seqs[0], seqs[-1], end):
+            with pytest.raises(Conflict):
+                await there.append(key, decision(key, f"late {expected}"), expected)
+        await connection.close()
+    assert await log.last(key) == tombstone
+    await broker.close()
+
+
+async def _less(amount: Callable[[], Awaitable[int]], than: int) -> bool:
+    with contextlib.suppress(BrokerFault):
+        return 0 < await amount() < than
+    return False
+
+
+class _State(Struct):
+    subjects: dict[str, int] = {}
