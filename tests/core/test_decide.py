@@ -401,6 +401,12 @@ def test_s49_of_two_starts_of_one_attempt_one_is_refused() -> None:
     first.and_when(start(started(1, 1, "m1"), nonce="other")).then(rejected("fenced"))
 
 
+def test_no_attempt_is_skipped() -> None:
+    given(*QUEUED).when(start(started(1, 2, "m1"))).then(rejected("fenced"))
+    given(*RUNNING).when(start(started(1, 3, wake=REDELIVERED))).then(rejected("fenced"))
+    given(*RELEASED).when(start(handover(1, 3, OTHER_WAKE))).then(rejected("fenced"))
+
+
 def test_s49_another_wake_up_leaves_a_live_run_alone() -> None:
     given(*RUNNING).when(start(started(1, 2, wake=OTHER_WAKE))).then(rejected("fenced"))
     given(*RUNNING).when(start(started(1, 2, wake=WAKE))).then(rejected("fenced"))
