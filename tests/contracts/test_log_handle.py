@@ -366,6 +366,20 @@ async def test_folds_are_kept_up_to_the_capacity(log: Watched) -> None:
     assert log.take_asked() == ["read 0"]
 
 
+async def test_events_that_outlive_their_fold_are_folded_again(log: Watched) -> None:
+    sessions = sessions_of(log, capacity=1, keep_bytes=1_000_000)
+    await sessions.handle(KEY, post("m1", opens=OPENS, policy=QUEUE))
+    await sessions.handle(SessionKey("default", "another"), post("m1", opens=OPENS))
+    assert KEY not in sessions._folds._sessions
+    await sessions_of(log).handle(KEY, post("m2", policy=QUEUE))
+    log.take_asked()
+    session, events = await sessions.events(KEY)
+    assert (len(events), log.take_asked()) == (2, ["read 1"])
+    assert [run.n for run in session.runs] == [1, 2]
+    assert session == await sessions.load(KEY)
+    assert session.last_run == fold(Session(key=KEY), await read(log, KEY)).last_run
+
+
 async def test_an_event_from_the_feed_is_folded_if_it_follows(log: Watched) -> None:
     sessions = sessions_of(log, keep_bytes=1_000_000)
     await sessions.handle(KEY, post("m1", opens=OPENS, policy=QUEUE))

@@ -123,6 +123,8 @@ class Sessions:
     async def _events_of(self, key: SessionKey, at_least: int) -> tuple[Session, Sequence[Recorded]]:
         session = self._folds.get(key) or Session(key=key)
         events = self._kept.get(key)
+        if events and session.seq < events[-1].seq:  # the fold was dropped before them
+            session = await _fold(session, events)
         async for page in self.log.read(key, events[-1].seq if events else 0, at_least=at_least):
             session = await _fold(session, page)
             if events and page[0].previous != events[-1].seq:  # what was kept is removed from the log
