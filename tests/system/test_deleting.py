@@ -197,7 +197,7 @@ async def test_s30_a43_a_session_is_deleted_whatever_its_runs_are_at(
 ) -> None:
     await opened(speaker, session)
     runs = await STATES[state](speaker, session)
-    answer = await speaker.ask("delete_session", session=session)
+    answer = await speaker.ask("delete_session", session=session, mode="detach")
     if state != "cancelling":  # which may have ended by now
         assert (answer.status, answer.body["code"], answer.body["run"]) == (409, "run_active", runs[0])
         assert await status(speaker, "get_session", session=session) == 200
