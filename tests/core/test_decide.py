@@ -442,6 +442,16 @@ def test_s21_a_fourth_recovery_without_a_new_fact_is_refused() -> None:
     over.and_when(post("m2")).then(posted("m2", 2))
 
 
+def test_s21_a_call_that_is_only_settled_is_no_progress() -> None:
+    """Else a run whose tool kills its runner would not end for it."""
+    wakes = [Wake(work=7, cause=20, delivery=n) for n in range(6)]
+    facts = (*CALLING, tool_started(1, "a"), started(1, 2, wake=wakes[2]), returned(1, "a", 2, "uncertain"))
+    facts = (*facts, started(1, 3, wake=wakes[3]), started(1, 4, wake=wakes[4]))
+    given(*facts).when(start(started(1, 5, wake=wakes[5]))).then(rejected("invalid_transition"))
+    done = (*facts[:-2], returned(1, "b", 2), *facts[-2:])
+    given(*done).when(start(started(1, 5, wake=wakes[5]))).then(started(1, 5, wake=wakes[5]))
+
+
 def test_a25_a_run_that_went_on_is_not_failed_for_too_many_attempts() -> None:
     late = record(ended(1, "failed", error=failure("max_attempts_exceeded")))
     given(*RUNNING).when(late).then(rejected("fenced"))

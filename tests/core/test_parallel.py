@@ -12,6 +12,7 @@ from tests.core.scenario import (
     drive,
     ended,
     given,
+    left_over,
     opened,
     post,
     posted,
@@ -20,6 +21,7 @@ from tests.core.scenario import (
     rejected,
     released,
     replied,
+    resumed,
     returned,
     spec,
     start,
@@ -103,6 +105,17 @@ def test_a_run_that_goes_on_waits_for_nobody() -> None:
     assert [run.n for run in session.session.startable] == [1]
     released_ = given(*BEGIN, started(1, 1, "m1"), started(2, 1, "m2"), released(1))
     assert [run.n for run in released_.session.startable] == [1]
+
+
+def test_a_run_that_goes_on_does_not_wait_for_what_another_left_over() -> None:
+    """Run 2 waits; run 3, beside it, fails and leaves something over, which goes before whatever is in line."""
+    asked = (asks(2, 1, a="question"), waiting(2, ask("a", run=2)))
+    front = (opened(), posted("m1", 1), queued("m2", 2), ended(1, "cancelled", 0), started(2, 1, "m2"), *asked)
+    beside = (posted("m3", 3), steers("m4", 3), ended(3, "failed", 0, leftover=left_over(4, "m4")), answered(2))
+    session = given(*front, *beside)
+    assert [run.n for run in session.session.runs] == [4, 2]
+    assert [run.n for run in session.session.startable] == [4, 2]
+    session.when(start(resumed(2, 2))).then(resumed(2, 2))
 
 
 def test_calls_of_two_runs_do_not_mix() -> None:
