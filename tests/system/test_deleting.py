@@ -13,7 +13,7 @@ import httpx
 import msgspec
 import pytest
 from tests.support.asking import Speaker, events, opened, outcome, say
-from tests.support.deployment import Deployment, plan
+from tests.support.deployment import Deployment, Service, plan
 from tests.support.follower import following
 from tests.support.nats import free_ports, run_alone
 from tests.support.waiting import eventually
@@ -280,11 +280,11 @@ async def test_a44_deleted_sessions_leave_no_work_behind(deployment: Deployment,
 # --- S31: late writers --------------------------------------------------------------------------------------------
 
 
-async def test_s31_who_writes_late_is_refused(deployment: Deployment, session: str) -> None:
+async def test_s31_who_writes_late_is_refused(house: "House", session: str) -> None:
     """A frozen runner, a client with its key, a program that only publishes: none of them brings it back."""
-    speaker = deployment.apis[0]
+    speaker, deployment = house.speaker, house.deployment
     await opened(speaker, session, policy={"preset": "workspace"})
-    await say(speaker, session, "[wait 3s] [say too late]", key="k1")
+    await say(speaker, session, "[wait 3s] [size 40KB] too late", key="k1")
     await until(speaker, f"{session}.1", "running")
     pid = await _driven_by(speaker, session)
     runner = next(one for one in deployment.runners if one.pid == pid)
@@ -292,6 +292,7 @@ async def test_s31_who_writes_late_is_refused(deployment: Deployment, session: s
     assert await delete(speaker, session, mode="erase", active="cancel", wait=60) == 204
     await assert_not_there(speaker, session)
     runner.process.thaw()
+    await eventually(lambda: house.is_idle(runner), 60, what="the thawed runner to be done with it")
     assert await status(speaker, "post_message", key="k1", session=session, content="late") == 404
     assert deployment.broker
     await deployment.broker.store(f"ts.inbox.default.{session}", b"late by the inbox")
@@ -305,6 +306,7 @@ async def test_s31_who_writes_late_is_refused(deployment: Deployment, session: s
     await assert_not_there(speaker, session)
     assert await delete(speaker, session) == 204
     assert (await erased(speaker, session))["mode"] == "erase"
+    await house.until_nowhere("too late")
     await deployment.check()
 
 
@@ -343,6 +345,12 @@ class House:
     @property
     def speaker(self) -> Speaker:
         return self.deployment.apis[0]
+
+    async def is_idle(self, runner: Service) -> bool:
+        """Whether it drives no session."""
+        async with httpx.AsyncClient(trust_env=False) as http:
+            page = await http.get(f"http://127.0.0.1:{runner.settings['health_port']}/metrics")
+        return "turnstream_runs_active 0.0" in page.text
 
     async def until_nowhere(self, word: str, *, but: Sequence[str] = (), rest: int = 0) -> None:
         """`but`: runs that may say it; then the files that hold runs may, too. `rest`: how often a broker that was
@@ -488,7 +496,7 @@ async def test_s59_the_runs_that_are_kept_say_their_answers_and_nothing_else(hou
 
 EVENTS = 150
 """Enough that their removal takes a while: each of them is a write of its own."""
-MOMENTS = (0.0, 0.05, 0.15, 0.4)
+MOMENTS = {"detach": (0.05, 0.4), "erase": (0.0, 0.15)}
 """Seconds after a deletion."""
 
 
@@ -518,7 +526,7 @@ async def assert_erased(house: House, session: str, mode: str, removed: int, *, 
 @pytest.mark.parametrize("mode", ["detach", "erase"])
 async def test_s59_a_runner_that_is_killed_leaves_the_rest_to_the_next(house: House, session: str, mode: str) -> None:
     begun = 0
-    for n, moment in enumerate(MOMENTS):
+    for n, moment in enumerate(MOMENTS[mode]):
         name = f"{session}-{n}"
         removed = await long_session(house, name)
         assert await delete(house.speaker, name, mode=mode) == 204
@@ -548,7 +556,7 @@ async def test_s59_a_broker_that_is_killed_is_waited_for(house: House, session: 
     lies in its files until it writes them anew: nobody can name it any more."""
     server = house.deployment.server
     assert server
-    for n, moment in enumerate(MOMENTS):
+    for n, moment in enumerate(MOMENTS[mode]):
         name = f"{session}-{n}"
         removed = await long_session(house, name)
         assert await delete(house.speaker, name, mode=mode) == 204
