@@ -4,7 +4,7 @@ import msgspec
 
 from turnstream import subjects
 from turnstream.session.events import RunStatus
-from turnstream.views import runs
+from turnstream.views import live_runs, runs
 from turnstream_api.api import Answer, Api, Caller
 from turnstream_api.operation import Request
 
@@ -96,7 +96,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     which of them have been as they are for more than a minute."""
 
     account: str
-    runs: runs.LiveRuns
+    runs: live_runs.LiveRuns
     views: ViewsState
     pending_wakeups: int
     pending_inbox: int
@@ -110,7 +110,7 @@ async def overview(api: Api, caller: Caller, request: Nothing) -> Answer:
     """The whole at a glance."""
     body = Overview(
         account=caller.account,
-        runs=await runs.count_live(api.views, caller.account),
+        runs=await live_runs.count_live(api.views, caller.account),
         views=await _views(api),
         pending_wakeups=(await _stream(api, subjects.WORK)).messages,
         pending_inbox=(await _stream(api, subjects.INBOX)).messages,
@@ -128,7 +128,7 @@ async def _runners(api: Api, account: str) -> tuple[str, ...]:
 
 
 async def _old_runs(api: Api, account: str) -> tuple[OldRun, ...]:
-    found = await runs.live_before(api.views, api.now() - OLD, limit=SHOWN, account=account)
+    found = await live_runs.live_before(api.views, api.now() - OLD, limit=SHOWN, account=account)
     return tuple(
         OldRun(run=one.key.run(one.row.n), status=one.row.status, since=one.row.live_since or 0) for one in found
     )

@@ -18,7 +18,7 @@ from turnstream.broker.clock import BrokerClock
 from turnstream.broker.errors import BrokerFault
 from turnstream.ids import SessionKey
 from turnstream.telemetry import get_logger, metrics
-from turnstream.views import runs, sessions
+from turnstream.views import live_runs, runs, sessions
 from turnstream.views.database import Database, ViewsError
 from turnstream.wire.work import Work
 
@@ -55,7 +55,7 @@ class Sweep:
 
     async def _live(self, now: int, before: int) -> int:
         woken, place = 0, (0, "")
-        while page := await runs.live_before(self._database, before, place, limit=PAGE):
+        while page := await live_runs.live_before(self._database, before, place, limit=PAGE):
             for run in page:
                 if await self._is_forgotten(run, now):
                     await self._wake(run.row.spec.queue, run.key, run.row.seq, run.row.n, run.row.status)
@@ -64,7 +64,7 @@ class Sweep:
             place = (last.row.live_since or 0, runs.key_of(last.key, last.row.n))
         return woken
 
-    async def _is_forgotten(self, run: runs.LiveRun, now: int) -> bool:
+    async def _is_forgotten(self, run: live_runs.LiveRun, now: int) -> bool:
         row = run.row
         if not run.wants_runner:
             return False
@@ -74,7 +74,7 @@ class Sweep:
 
     async def _due(self, before: int) -> int:
         woken, place = 0, (0, "")
-        while page := await runs.due_before(self._database, before, place, limit=PAGE):
+        while page := await live_runs.due_before(self._database, before, place, limit=PAGE):
             for run in page:
                 row = run.row
                 if await self._work.waiting(row.spec.queue, run.key) is None:

@@ -38,7 +38,7 @@ ANSWER = "The capital of France is Paris. " * 12
 def turns(events: int, spread: int) -> list[Recorded]:
     """A log of whole turns (three events each) in random order of sessions."""
     log, rng = Log(), random.Random(1)
-    while len(log.events) < events:
+    while log.seq < events:
         log.time += 1
         log.turn(f"s{rng.randrange(spread)}", QUESTION, ANSWER)
     return log.events
@@ -124,16 +124,16 @@ async def filled(file: Path, count: int) -> Database:
     log, rng = Log(), random.Random(2)
 
     async def write() -> None:
-        if log.events:
-            await writer.apply(log.events, log.seq)
-            log.events.clear()
+        if log.entries:
+            await writer.apply(log.entries, log.seq)
+            log.entries.clear()
 
     for number in range(count):
         log.time += rng.randrange(3)
         log.open(f"s{number:06}", title={"text": f"Session {number}", "source": "user"})
         if number % 10 == 0:
             log.turn(f"s{rng.randrange(number + 1):06}")
-        if len(log.events) >= 4000:
+        if len(log.entries) >= 4000:
             await write()
     await write()
     return database

@@ -13,7 +13,7 @@ from tests.support.waiting import eventually
 from turnstream.ids import SessionKey
 from turnstream.session.events import MessageWithdrawn, RunReleased
 from turnstream.session.state import Run, Session, evolve
-from turnstream.views import generations, runs, session_row, sessions
+from turnstream.views import generations, live_runs, runs, session_row, sessions
 from turnstream.views.batch import Batch
 from turnstream.views.database import Checkpoint, Commits, Database, NotReady
 from turnstream.views.generations import Overtaken, Writer
@@ -281,13 +281,13 @@ async def test_runs_that_are_live_are_counted(database: Database) -> None:
     log.say("s1", "two")
     log.say("s2", "three")
     await Views(database).show(log.events)
-    live = await runs.count_live(database, "default")
+    live = await live_runs.count_live(database, "default")
     assert (live.queued, live.running, live.waiting, live.oldest_queued_at) == (2, 1, 0, log.time)
-    assert (await runs.count_live(database, "other")).queued == 0
-    assert (await runs.count_live(database)).running == 1
+    assert (await live_runs.count_live(database, "other")).queued == 0
+    assert (await live_runs.count_live(database)).running == 1
     later = log.time + 1
     for account, count in (("default", 3), ("other", 0), (None, 3)):
-        assert len(await runs.live_before(database, later, limit=10, account=account)) == count
+        assert len(await live_runs.live_before(database, later, limit=10, account=account)) == count
 
 
 async def test_of_many_live_runs_each_session_is_read_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,6 +304,6 @@ async def test_of_many_live_runs_each_session_is_read_once(database: Database, m
         return parse(body)
 
     monkeypatch.setattr(sessions, "parse", count)
-    found = await runs.live_before(database, log.time + 1, limit=100)
+    found = await live_runs.live_before(database, log.time + 1, limit=100)
     assert len(found) == 40 and len(parsed) == 2
     assert [(run.key.session, run.row.n) for run in found if run.wants_runner] == [("s0", 1), ("s1", 1)]

@@ -20,7 +20,7 @@ from turnstream.session.events import (
     ToolCall,
     ToolReturned,
 )
-from turnstream.views import generations, history, requests, runs, sessions, steps
+from turnstream.views import generations, history, live_runs, requests, runs, sessions, steps
 from turnstream.views.batch import Archived, record
 from turnstream.views.database import Checkpoint, Database
 from turnstream.views.generations import Writer
@@ -76,7 +76,7 @@ async def test_s29_the_runs_of_a_detached_session_stay(database: Database) -> No
     waited, _ = await runs.get(database, "default", "s1.3")
     assert waited and (waited.status, waited.reason, waited.session) == ("cancelled", "session_deleted", None)
     assert (waited.ended_at, waited.seq, waited.open_requests) == (log.time, deleted, 0)
-    assert await runs.due_before(database, log.time + 1_000_000, limit=5) == []
+    assert await live_runs.due_before(database, log.time + 1_000_000, limit=5) == []
     log.erase("s1")
     await views.show(log.entries)
     await nothing_of(database, log, "s1")

@@ -20,7 +20,7 @@ from turnstream.session.events import (
     Usage,
 )
 from turnstream.session.policy import parse_policy
-from turnstream.views import history, requests, runs, sessions, steps
+from turnstream.views import history, live_runs, requests, runs, sessions, steps
 from turnstream.views.database import Database
 from turnstream.views.sessions import InvalidCursor
 
@@ -129,10 +129,10 @@ async def test_a_run_that_waits_and_goes_on(database: Database) -> None:
     run = await run_of(database, "s1.1")
     assert (run.status, run.open_requests, run.deadline, run.trigger) == ("waiting", 1, None, "message")
     assert run.starts[-1].ended_at == log.time  # no runner has it
-    assert [due.due for due in await runs.due_before(database, log.time + 5001, limit=5)] == [log.time + 5000]
-    assert await runs.due_before(database, log.time + 5000, limit=5) == []
-    assert await runs.live_before(database, log.time + 10_000, limit=5) == []
-    live = await runs.count_live(database, "default")
+    assert [due.due for due in await live_runs.due_before(database, log.time + 5001, limit=5)] == [log.time + 5000]
+    assert await live_runs.due_before(database, log.time + 5000, limit=5) == []
+    assert await live_runs.live_before(database, log.time + 10_000, limit=5) == []
+    live = await live_runs.count_live(database, "default")
     assert (live.queued, live.running, live.waiting) == (0, 0, 1)
     log.time += 1000
     log.say("s1", "blue", message="a1")
@@ -142,7 +142,7 @@ async def test_a_run_that_waits_and_goes_on(database: Database) -> None:
     assert (run.status, run.open_requests, run.attempts) == ("running", 0, 2)
     assert run.message_ids == (log.events[0].event.data.message_id, "a1")  # pyright: ignore
     assert run.starts[-1].trigger == "reply" and run.deadline
-    assert await runs.due_before(database, log.time + 10_000_000, limit=5) == []
+    assert await live_runs.due_before(database, log.time + 10_000_000, limit=5) == []
 
 
 async def test_calls_that_end_with_their_run_are_shown_as_interrupted(database: Database) -> None:

@@ -7,8 +7,10 @@ anything from a row; commands are decided from the session as folded by `turnstr
     database.py     the engine, reading the active generation, waiting for a position
     generations.py  a set of tables and its checkpoint: made, written, put in force, dropped
     batch.py        a batch of events becomes changed rows
+    cache.py        what the writer remembers of them
     sessions.py  runs.py  requests.py  history.py  steps.py
                     one file a view: its table, how events change it, how it is asked
     session_row.py  run_row.py
                     how events change a session and a run, where that is longer
+    live_runs.py    the runs that have not ended, for whoever looks after them
 """

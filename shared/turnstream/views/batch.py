@@ -33,40 +33,6 @@ class Archived(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Recorded, ...]
 
 
-class Cache:
-    """Rows as of the last commit, of the sessions that were touched last and of runs that have not ended. Only its
-    writer changes these rows, so they hold until somebody else has moved the checkpoint; then they are dropped."""
-
-    def __init__(self, sessions_kept: int = 4096) -> None:
-        self._kept = sessions_kept
-        self.sessions: dict[str, session_row.Row] = {}
-        self.runs: dict[str, run_row.Row] = {}
-
-    def clear(self) -> None:
-        self.sessions.clear()
-        self.runs.clear()
-
-    def keep(self, batch: "Batch") -> None:
-        """Takes in the rows of a batch that was committed."""
-        for key, row in batch.sessions.items():
-            self.sessions.pop(key, None)
-            if row.seq:
-                self.sessions[key] = row
-        for key in batch.changed:
-            row = batch.runs[key]
-            self.runs.pop(key, None)
-            if row.live:
-                self.runs[key] = row
-        _trim(self.sessions, self._kept)
-        _trim(self.runs, self._kept)
-
-
-def _trim(rows: dict[str, session_row.Row] | dict[str, run_row.Row], kept: int) -> None:
-    """Drops the rows that were touched longest ago."""
-    for key in list(rows)[: max(0, len(rows) - kept)]:
-        del rows[key]
-
-
 class Batch:
     """Folds events, session by session. Before `fold`, the rows that `sessions_before`, then `runs_before`, then
     `items_before` and `requests_before` name have to be put in, as far as they exist."""
@@ -281,7 +247,7 @@ class Batch:
         for place in [place for place in self.items if place[0] == name]:
             del self.items[place]
         for rows in (self.asked, self.requests, self.steps, *(() if keeps_runs else (self.changed, self.runs))):
-            for key in [key for key in rows if _session_of(key) == name and key not in self.archived]:
+            for key in [key for key in rows if session_of(key) == name and key not in self.archived]:
                 del rows[key]
         if not keeps_runs:
             self.runless.add(name)
@@ -306,7 +272,7 @@ class Batch:
         removed from the log meanwhile."""
         self._delete(name, keeps_runs=data.mode == "detach")
         self.erased.add(name)
-        for key in [key for key in self.changed if _session_of(key) == name and key not in self.archived]:
+        for key in [key for key in self.changed if session_of(key) == name and key not in self.archived]:
             del self.changed[key]
 
     @property
@@ -332,7 +298,7 @@ class Batch:
         ]
 
     def _is_deleted(self, run: str) -> bool:
-        session = self.sessions.get(_session_of(run))
+        session = self.sessions.get(session_of(run))
         return session is not None and session.deleted is not None
 
     def request_rows(self) -> list[Values]:
@@ -364,7 +330,7 @@ def record(archived: Archived) -> tuple[run_row.Row | None, runs.Output | None, 
     return batch.runs.get(key), batch.outputs.get(key), batch.steps.get(key, [])
 
 
-def _session_of(key: str) -> str:
+def session_of(key: str) -> str:
     """The session in the key of something that belongs to one of its runs."""
     return key.partition(".")[0]
 

@@ -17,7 +17,8 @@ from sqlalchemy.schema import DropTable
 
 from turnstream.session.events import Recorded
 from turnstream.views import history, requests, runs, sessions, steps
-from turnstream.views.batch import Archived, Batch, Cache
+from turnstream.views.batch import Archived, Batch
+from turnstream.views.cache import Cache
 from turnstream.views.database import ACTIVE, CHECKPOINT, IN_FORCE, META, VERSION, Checkpoint, Database, Gone
 from turnstream.views.rows import bodies, chunks, places, upsert
 
