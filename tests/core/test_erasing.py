@@ -230,6 +230,14 @@ def test_the_rest_of_a_session_that_is_being_erased_folds_to_a_deleted_one(cut: 
     rest.when(post("m9")).then(rejected("not_found"))
 
 
+def test_whoever_is_to_erase_it_is_known_though_the_run_that_said_so_is_gone() -> None:
+    session = evolve(Session(key=KEY), record_as(Session(key=KEY), event_of(gone(last_run=3, queue="gpu"), 9)))
+    assert (session.last_run, session.last_queue) == (3, "gpu")
+    painter = drive(Wake(work=9, cause=1, delivery=1), nonce="other", queue="gpu")
+    assert [type(effect) for effect in Given(session).planned(painter)] == [Erase]
+    assert Given(session).planned(OTHER) == ()
+
+
 def test_what_a_slow_writer_stored_after_all_changes_nothing() -> None:
     """The guard keeps it out; if it is ever read, it is ignored."""
     deleted = given(*DELETED["erase"]).session
