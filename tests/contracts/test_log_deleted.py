@@ -46,9 +46,12 @@ async def log(broker: Broker | None) -> Log:
 
 @pytest.fixture
 def stored(broker: Broker | None) -> Broker:
-    if broker is None:
-        pytest.skip("what the log in memory keeps cannot be damaged")
+    assert broker
     return broker
+
+
+on_brokers = pytest.mark.parametrize("place", ["server", "cluster"], indirect=True)
+"""What the log in memory keeps cannot be damaged."""
 
 
 @pytest.fixture
@@ -95,6 +98,7 @@ async def test_a_deleted_log_may_begin_anywhere(log: Log, key: SessionKey) -> No
     assert await read(log, key, end) == []
 
 
+@on_brokers
 async def test_a_deleted_log_may_have_holes(log: Log, key: SessionKey, stored: Broker) -> None:
     """Its removal was begun and is not finished."""
     seqs, _ = await delete(log, key)
@@ -104,6 +108,7 @@ async def test_a_deleted_log_may_have_holes(log: Log, key: SessionKey, stored: B
     await until_read(log, key, seqs[3], ["message.posted", "session.deleted"])
 
 
+@on_brokers
 @pytest.mark.parametrize("position", [0, 2])
 async def test_any_other_log_that_lost_events_is_refused(
     log: Log, key: SessionKey, stored: Broker, position: int
@@ -166,6 +171,7 @@ async def test_s31_a_late_writer_is_refused_whatever_it_expects(log: Log, key: S
     assert await log.last(key) == tombstone
 
 
+@on_brokers
 async def test_the_tombstone_of_an_erased_session_expires(stored: Broker, key: SessionKey, account: str) -> None:
     log = JetStreamLog(stored, append_timeout=2, tombstone=1)
     kept = SessionKey(account, "kept")
@@ -333,6 +339,7 @@ async def _before(log: Log, key: SessionKey, seq: int) -> int:
     return (await read(log, key, at_least=seq))[-1].previous
 
 
+@on_brokers
 async def test_a_message_that_is_not_there_is_no_error(stored: Broker, key: SessionKey) -> None:
     (seq,) = await fill(JetStreamLog(stored), key, 1)
     await erase_message(stored, subjects.SESSIONS, seq)
