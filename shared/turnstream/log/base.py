@@ -104,7 +104,8 @@ class Log(Protocol):
 
     async def overwrite(self, key: SessionKey) -> None:
         """Removes every event before the session's last, which has to be `session.deleted`, and leaves nothing of their
-        bytes. May be done again after it failed anywhere, or was done by another. Raises `Unavailable`, and `LogError` for any other log."""
+        bytes. May be done again after it failed anywhere, or was done by another. Raises `Unavailable`, and `LogError`
+        for any other log."""
         ...
 
     async def archive(self, key: SessionKey, run: int, record: bytes) -> None:
