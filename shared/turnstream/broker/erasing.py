@@ -44,7 +44,9 @@ async def erase_message(broker: Broker, stream: str, seq: int) -> None:
 async def forget(broker: Broker, stream: str, subject: str, *, before: int | None = None) -> None:
     """Takes the messages of a subject, which may hold wildcards, out of a stream in memory, or whose messages say
     nothing; `before`: only those with a smaller sequence. Raises `BrokerFault`."""
-    which: dict[str, object] = {"filter": subject} | ({} if before is None else {"seq": before})
+    which: dict[str, object] = {"filter": subject}
+    if before is not None:
+        which["seq"] = before
     try:
         await broker.api(f"STREAM.PURGE.{stream}", which)
     except BrokerError as error:
