@@ -362,6 +362,12 @@ def test_s27_what_was_done_by_then_is_gone_on_with() -> None:
     assert seen(*goes_on, policy=memory) == [UserMessage("hi"), AssistantMessage("hello")]
 
 
+def test_a_result_of_a_turn_tried_again_is_none_of_what_was_done_before() -> None:
+    done = (posted("m1", 1, "hi"), started(1, 1, "m1"), replied(1, 1, "a"), FAILED)
+    retried = (*done, requested(2, "m1", retry_of=1), again(2, "m1"), returned(2, "a", output="late"))
+    assert [message.text for message in seen(*retried) if isinstance(message, ToolMessage)] == [INTERRUPTED]
+
+
 def test_s27_a_retry_of_a_retry() -> None:
     facts = (posted("m1", 1, "hi"), started(1, 1, "m1"), replied(1, 1, "a"), returned(1, "a"), FAILED)
     facts = (*facts, requested(2, "m1", retry_of=1), again(2, "m1"), replied(2, 1, "b"), ended(2, "failed"))
