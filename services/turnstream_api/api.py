@@ -11,10 +11,11 @@ from turnstream import ids, subjects
 from turnstream.broker.connection import Broker
 from turnstream.ids import SessionKey
 from turnstream.log.handle import Handled, Sessions
-from turnstream.session.commands import Origin
-from turnstream.session.events import Spec
+from turnstream.session.commands import CancelRun, Origin
+from turnstream.session.events import RunEnded, Spec
 from turnstream.settings import Settings
 from turnstream.views.database import Database
+from turnstream.wire.checkpoints import Checkpoints
 from turnstream_api.errors import Problem
 from turnstream_api.frames import Filter
 from turnstream_api.hub import Hub
@@ -94,10 +95,19 @@ class Api:
         self.specs = specs
         self.now = now
         self.broker = broker
+        self.checkpoints = Checkpoints(broker)
         # Ids must be unique, not secret: no system call for each.
         self._random = Random(os.urandom(32)).randbytes
         self._requests = itertools.count(1)
         self._process = os.urandom(6).hex()
+
+    async def cancel(self, key: SessionKey, command: CancelRun) -> Handled:
+        """Where that ends a run which had begun, what only the run needed goes with it: no runner comes by."""
+        handled = await self.sessions.handle(key, command)
+        ended = handled.recorded.event.data if handled.recorded else None
+        if isinstance(ended, RunEnded) and ended.attempt:
+            await self.checkpoints.drop(key, ended.run)
+        return handled
 
     def new_id(self) -> str:
         return ids.uuid7(self.now(), self._random(10))

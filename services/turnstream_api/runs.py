@@ -248,7 +248,7 @@ async def cancel_run(api: Api, caller: Caller, request: CancelRun) -> Answer:
     body = msgspec.structs.replace(request, expected_seq=None)
     origin = api.origin(caller, "cancel_run", body, expected_seq=request.expected_seq)
     try:
-        handled = await api.sessions.handle(key, CancelCommand(origin=origin, run=n, reason=request.reason))
+        handled = await api.cancel(key, CancelCommand(origin=origin, run=n, reason=request.reason))
     except Rejected as error:
         raise checks.no_run(request.run) if error.code == "not_found" else error
     session, recorded = handled.session, handled.recorded

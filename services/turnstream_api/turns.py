@@ -110,7 +110,11 @@ class _Stop:
                 self.stopped.append(self.session.key.run(run.n))
 
     async def _do(self, command: WithdrawMessage | CancelRun) -> bool:
-        handled = await self._api.sessions.handle(self.session.key, command)
+        key = self.session.key
+        if isinstance(command, CancelRun):
+            handled = await self._api.cancel(key, command)
+        else:
+            handled = await self._api.sessions.handle(key, command)
         self.session = handled.session
         if handled.recorded:
             self.stored = True

@@ -144,7 +144,7 @@ class Settings(BaseSettings):
         524_288, description="largest event; longer tool results and answers go to the object store"
     )
     metadata_max: PositiveInt = Field(8_192, description="largest metadata of a session")
-    tombstone: PositiveInt = Field(
+    tombstone: Annotated[int, Field(ge=300)] = Field(
         7 * 86_400, description="time that the id of an erased session is kept from late writers; then it is free"
     )
 

@@ -13,6 +13,9 @@ from tests.support.asking import Answer, Speaker, events, insist, opened, outcom
 from tests.support.deployment import Deployment
 from tests.support.waiting import eventually
 
+from turnstream import subjects
+from turnstream.ids import SessionKey
+
 pytestmark = pytest.mark.system
 
 PRESETS = ("strict", "memory", "thread", "workspace")
@@ -342,9 +345,11 @@ async def test_s16_a19_a_waiting_run_that_is_cancelled_ends_at_once(
 ) -> None:
     await begin(deployment, session, preset)
     one, two = deployment.apis
-    run = (await say(one, session, ask() + APPROVAL))["run"]
+    run = (await say(one, session, "[opaque]" + ask() + APPROVAL))["run"]
     waiting = await reaches(one, run, "waiting")
+    assert await opaque_items(deployment, session) == 1
     cancelled = await two.ask("cancel_run", run=run)
+    assert await opaque_items(deployment, session) == 0
     assert (cancelled.status, cancelled.body["state"]) == (200, "cancelled")
     ended = await outcome(one, run)
     assert ended["status"] == "cancelled"
@@ -358,6 +363,14 @@ async def test_s16_a19_a_waiting_run_that_is_cancelled_ends_at_once(
     shown = (await two.ask("get_session", session=session, after=ended["seq"])).body
     assert shown["status"] == "idle"
     assert (await outcome(one, (await say(two, session, "echo on"))["run"]))["output"] == "on"
+
+
+async def opaque_items(deployment: Deployment, session: str) -> int:
+    """How many lie beside the log for the runs of a session."""
+    assert deployment.broker
+    subject = subjects.checkpoint(SessionKey("default", session), "*")
+    state = (await deployment.broker.api("STREAM.INFO.KV_checkpoints", {"subjects_filter": subject}))["state"]
+    return sum((state.get("subjects") or {}).values())
 
 
 async def killed(deployment: Deployment, speaker: Speaker, session: str) -> None:
