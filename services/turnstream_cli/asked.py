@@ -9,7 +9,7 @@ from turnstream_cli import show
 from turnstream_cli.client import HERE, Client, Connect, Refused, connected
 from turnstream_cli.exits import CommandError, Exit
 from turnstream_cli.look import lines, listed
-from turnstream_cli.talk import watch_run
+from turnstream_cli.talk import Words, watch_run
 
 
 async def requests(
@@ -59,7 +59,7 @@ async def requests(
     show.table(show.console(), columns, cells, empty="no requests" if state != "open" else "nothing waits for a person")
 
 
-async def answer(request: str, text: str, *, wait: bool = True, json: bool = False, connect: Connect = HERE) -> int:
+async def answer(request: str, text: Words, *, wait: bool = True, json: bool = False, connect: Connect = HERE) -> int:
     """Answer a question, and watch the run go on.
 
     The answer is the text; where that does not fit and is JSON, it is what the JSON says.
@@ -79,6 +79,8 @@ async def answer(request: str, text: str, *, wait: bool = True, json: bool = Fal
         try:
             given = await client.post(_path(request), {"answer": text})
         except Refused as refused:
+            if refused.problem.get("field") == "approved":
+                raise refused.with_hint(f"use `turnstream approve {request}` or `turnstream deny {request}`") from None
             value = _json(text)
             misfit = str(refused.problem.get("field", "")).startswith("answer")
             if isinstance(value, str) or not (misfit or refused.problem.get("code") == "already_answered"):
@@ -100,7 +102,7 @@ async def approve(request: str, *, wait: bool = True, json: bool = False, connec
         Print one JSON object instead.
     """
     async with connected(connect) as client:
-        given = await client.post(_path(request), {"approved": True})
+        given = await _decide(client, request, {"approved": True})
         return await _go_on(client, given, wait=wait, json=json)
 
 
@@ -121,8 +123,17 @@ async def deny(
         Print one JSON object instead.
     """
     async with connected(connect) as client:
-        given = await client.post(_path(request), {"approved": False} | ({"reason": reason} if reason else {}))
+        given = await _decide(client, request, {"approved": False} | ({"reason": reason} if reason else {}))
         return await _go_on(client, given, wait=wait, json=json)
+
+
+async def _decide(client: Client, request: str, decision: dict[str, object]) -> dict[str, Any]:
+    try:
+        return await client.post(_path(request), decision)
+    except Refused as refused:
+        if refused.problem.get("field") == "approved":
+            raise refused.with_hint(f"use `turnstream answer {request} …`") from None
+        raise
 
 
 async def _go_on(client: Client, given: dict[str, Any], *, wait: bool, json: bool) -> int:

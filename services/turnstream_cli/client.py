@@ -37,15 +37,19 @@ HERE = Connect()
 class Refused(CommandError):
     """The API's problem document, in one line."""
 
-    def __init__(self, problem: Mapping[str, Any], status: int) -> None:
+    def __init__(self, problem: Mapping[str, Any], status: int, hint: str = "") -> None:
         text = problem.get("detail") or problem.get("title") or f"status {status}"
         known = {"type", "title", "status", "detail", "code", "request_id"}
         if status == 401:
             text = "an API key is needed, or this one is not valid: --key, or TURNSTREAM_API_KEY"
         extra = "".join(f", {name}: {value}" for name, value in problem.items() if name not in known)
-        super().__init__(f"{text} ({problem.get('code') or status}{extra})", Exit.REFUSED)
+        super().__init__(f"{text} ({problem.get('code') or status}{extra}){hint and f'; {hint}'}", Exit.REFUSED)
         self.status = status
         self.problem = problem
+
+    def with_hint(self, hint: str) -> "Refused":
+        """The same, and what to do."""
+        return Refused(self.problem, self.status, hint)
 
 
 class Client:

@@ -5,7 +5,7 @@ stored one is shown: what is stored is what was said.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -32,6 +32,8 @@ class Screen:
         self._attempt = 0
         self._step = 0
         self._index = 0
+        self._known: dict[str, int] = {}
+        """Messages that were shown, and the sequence of each: what a person can find again."""
         self._spoken = {"text": "", "reasoning": ""}
         """Live text of the current step, and reasoning; what differs from what is stored is shown from there."""
 
@@ -49,6 +51,13 @@ class Screen:
 
     def finish(self) -> None:
         self._close()
+
+    def know(self, message: str, seq: int) -> None:
+        """A message that is not shown, but may be spoken of."""
+        self._known[message] = seq
+
+    def _named(self, messages: Iterable[str]) -> str:
+        return ", ".join(f"#{self._known[name]}" if name in self._known else name for name in messages)
 
     def _delta(self, delta: dict[str, Any]) -> None:
         run, attempt, step = int(delta["run"].rpartition(".")[2]), int(delta["attempt"]), int(delta["step"])
@@ -125,6 +134,7 @@ class Screen:
             case "session.deleted":
                 self._line("○", "session deleted", "red", f"by {data.get('by', '')} {tail}")
             case "message.posted":
+                self.know(data["message_id"], event.seq)
                 text = "\n  ".join(part.get("text", "") for part in data.get("content", ()))
                 self._line("▸", f"{data.get('author', '')}: {text}", "bold", f"{_routing(data)} {tail}")
                 if routed := data.get("starts") or data.get("queued"):
@@ -132,7 +142,7 @@ class Screen:
                 if interrupted := (data.get("queued") or {}).get("interrupts"):
                     self._line("✕", f"cancel of run {interrupted} asked for by it", "yellow", tail)
             case "message.withdrawn":
-                self._line("▸", f"message {data['message_id']} withdrawn", "yellow", tail)
+                self._line("▸", f"message {self._named((data['message_id'],))} withdrawn", "yellow", tail)
             case "run.requested":
                 self._held[data["run"]] = []
                 again = f", run {data['retry_of']} again" if data.get("retry_of") else ""
@@ -143,7 +153,7 @@ class Screen:
                 for delta in self._held.pop(data["run"], ()):
                     self._delta(delta)
             case "run.steered":
-                self._line("▸", f"run {data['run']} takes {', '.join(data['message_ids'])}", "cyan", tail)
+                self._line("▸", f"run {data['run']} takes {self._named(data['message_ids'])}", "cyan", tail)
             case "run.waiting":
                 self._held[data["run"]] = []
                 for request in data["requests"]:
@@ -198,7 +208,7 @@ class Screen:
         self._over[data["run"]] = data.get("attempt", 0), math.inf
         self._held.pop(data["run"], None)
         error = data.get("error") or {}
-        why = f": {error['code']}: {error['message']}" if error else ""
+        why = f": {error['code']}: {error['message'].removeprefix(error['code'] + ': ')}" if error else ""
         note = f" ({data['note']})" if data.get("note") else ""
         usage = data.get("usage") or {}
         tokens = usage.get("input_tokens", 0) + usage.get("output_tokens", 0)
@@ -209,7 +219,7 @@ class Screen:
         if left := data.get("leftover"):
             self._held[left["run"]] = []
             self._line(
-                "▸", f"run {left['run']} takes what is left over: {', '.join(left['message_ids'])}", "bold", tail
+                "▸", f"run {left['run']} takes what is left over: {self._named(left['message_ids'])}", "bold", tail
             )
 
 
@@ -231,4 +241,4 @@ def _routing(data: dict[str, Any]) -> str:
             return f"{how} run {data[how]['run']}"
     if data.get("queued"):
         return f"queued as run {data['queued']['run']}"
-    return "starts nothing"
+    return "a notice" if data.get("kind") == "notice" else "starts nothing: its author may not"

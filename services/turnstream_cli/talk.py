@@ -4,8 +4,9 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from cyclopts import Parameter
 from rich.console import Console
 
 from turnstream.ids import is_session, may_open, parse_run_id
@@ -17,14 +18,17 @@ from turnstream_cli.screen import Screen
 from turnstream_cli.show import print_json
 
 OnBusy = Literal["reject", "queue", "steer", "interrupt", "parallel"]
+Words = Annotated[str, Parameter(allow_leading_hyphen=True)]
+"""What a person says; it may begin with a hyphen, or be one."""
 WAITING = "run.waiting"
 DELETED = "session.deleted"
 
 
 async def send(
     session: str,
-    text: str,
+    text: Words,
     *,
+    author: str | None = None,
     agent: str | None = None,
     model: str | None = None,
     on_busy: OnBusy | None = None,
@@ -42,12 +46,15 @@ async def send(
         The session's id.
     text
         What to say; `-` reads it from standard input.
+    author
+        Who says it, such as `user:ann`; default: the caller.
     agent
         Who answers; default: the session's agent.
     model
         The model for this turn; default: the agent's.
     on_busy
-        What happens if a run is live; default: the session's policy.
+        What happens if a run is live; default: the session's policy. While a run waits for a person it does not count:
+        the policy's `on_message` decides.
     wait
         Wait for the end of the run.
     json
@@ -55,12 +62,33 @@ async def send(
     """
     said = sys.stdin.read() if text == "-" else text
     async with connected(connect) as client:
-        fields = {"agent": agent, "model": model, "on_busy": on_busy}
+        fields = {"author": author, "agent": agent, "model": model, "on_busy": on_busy}
         posted = await post_text(client, checked(session), said, fields)
         if not wait or "run" not in posted:
-            print_json(posted) if json else print(f"{posted['routed']} {posted.get('run', '')} (#{posted['seq']})")
+            print_json(posted) if json else print(f"{await _went(client, posted)} (#{posted['seq']})")
             return Exit.OK
+        if not json and posted["routed"] != "started":
+            notice(f"{await _went(client, posted)} (#{posted['seq']})")
         return await watch_run(client, posted["run"], after=posted["seq"], json=json, posted=posted)
+
+
+async def _went(client: Client, posted: dict[str, Any]) -> str:
+    """Where a message went."""
+    run = posted.get("run", "")
+    match posted["routed"]:
+        case "queued":
+            queue = await client.get(f"/v1/sessions/{posted['session']}/queue")
+            before = [item["run"] for item in queue["items"] if item["seq"] < posted["seq"] and item["run"] != run]
+            front = before[-1] if before else queue["active"]
+            return f"queued as {run}" + (f", behind {front}" if front not in (None, run) else "")
+        case "steered":
+            return f"steers {run}"
+        case "answered":
+            return f"answers what {run} asks"
+        case "none":
+            return "starts nothing: by the session's policy (`starters`) its author may not start a turn"
+        case routed:
+            return f"{routed} {run}"
 
 
 async def retry(session: str, *, wait: bool = True, json: bool = False, connect: Connect = HERE) -> int:
@@ -161,6 +189,8 @@ async def watch_run(
     assert run is not None
     session, number = run
     screen = Screen(Console(highlight=False), say=notice)
+    if posted and "message" in posted:
+        screen.know(posted["message"], posted["seq"])
     async with contextlib.aclosing(follow(client, session, after=after, deltas=not json)) as items:
         async for item in items:
             match item:

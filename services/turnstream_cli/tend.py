@@ -193,19 +193,31 @@ async def keys_list(*, json: bool = False) -> None:
 
 
 @keys.command(name="revoke")
-async def keys_revoke(account: str, key: str) -> None:
-    """Revoke a key, for good and at once; its open streams end.
+async def keys_revoke(key: str, second: str | None = None, /) -> None:
+    """Revoke a key, for good and at once; its open streams end. The API does not open again by that.
 
     Parameters
     ----------
-    account
-        Whose key it is.
     key
-        The key's id, as `keys list` shows it.
+        The key's id, as `keys list` shows it; or its account, and then the id.
+    second
+        The key's id, if its account stands before it.
     """
-    from turnstream_api.keys import UnknownKey, revoke_key
+    from turnstream_api.keys import UnknownKey, list_keys, revoke_key
 
     async with place(started()) as settings, connection(settings) as broker:
+        if second is None:
+            accounts = [known.account for known in await list_keys(broker) if known.id == key]
+            if len(accounts) > 1:
+                whose = ", ".join(accounts)
+                raise CommandError(
+                    f"{whose} have a key {key} each: `turnstream keys revoke <account> {key}`", Exit.USAGE
+                )
+            if not accounts:
+                raise CommandError(f"there is no key {key}; `turnstream keys list` shows them", Exit.REFUSED)
+            account = accounts[0]
+        else:
+            account, key = key, second
         try:
             await revoke_key(broker, account, key)
         except UnknownKey as error:

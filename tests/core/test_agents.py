@@ -306,6 +306,23 @@ def test_tools_and_models_have_to_be_there(folder: Path) -> None:
     assert found[2] == "b.toml: model: model 'anthropic:x' is not available in this release"
 
 
+def test_what_is_said_elsewhere_or_otherwise_is_a_fault_that_says_how(folder: Path) -> None:
+    write(
+        folder,
+        a='model = "demo"\ntools = ["add", "conversation_ask_user"]',
+        b='model = "demo"\ntools = ["add"]\napproval = ["add"]',
+        c='model = "demo"\ntools = ["add"]\napproval = {add = true}',
+        d='model = "demo"\ntools = ["add"]\napproval = true',
+    )
+    right = 'say it of each tool: `approval = {add = "always"}`, or "never"'
+    assert faults(folder=folder) == [
+        f"b.toml: approval: {right}",
+        f"c.toml: approval.add: {right}",
+        f"d.toml: approval: {right}",
+        "a.toml: tools.1: 'conversation_ask_user' is not named here; say `control = {ask_user = true}`",
+    ]
+
+
 def test_a_folder_that_is_not_there_is_a_fault(folder: Path) -> None:
     assert faults(folder=folder / "nope") == [f"{folder / 'nope'}: no such folder"]
 

@@ -20,7 +20,7 @@ def delta(index: int, text: str, *, kind: str = "text", attempt: int = 1, step: 
 
 
 CALLS = [{"id": "c", "name": "add", "arguments": '{"a":1}'}]
-ERROR = {"code": "model_error", "message": "no"}
+ERROR = {"code": "interrupted", "message": "interrupted: the runner stopped"}
 ENDED = event(9, "run.ended", run=1, attempt=1, status="completed", content="Hello, stranger.")
 
 
@@ -73,13 +73,19 @@ def test_where_a_message_went_and_what_became_of_it_are_lines() -> None:
         "▸ user:ann: hi  answers run 1 #3",
         "▸ user:ann: hi  queued as run 2 #4",
         "✕ cancel of run 1 asked for by it  #4",
-        "▸ user:ann: hi  starts nothing #5",
-        "▸ run 1 takes m, n  #6",
+        "▸ user:ann: hi  starts nothing: its author may not #5",
+        "▸ run 1 takes #5, n  #6",
         "■ run 1 cancelled  0 tokens #7",
-        "▸ run 3 takes what is left over: m  #7",
+        "▸ run 3 takes what is left over: #5  #7",
         "▸ run 4 asked for, run 2 again  #8",
         "○ session deleted  by user:ann #9",
     ]
+
+
+def test_an_error_says_its_code_once() -> None:
+    assert shown(event(9, "run.ended", run=1, status="failed", error=ERROR)).startswith(
+        "■ run 1 failed: interrupted: the runner stopped  "
+    )
 
 
 def test_what_was_said_live_is_not_said_again() -> None:
@@ -175,7 +181,7 @@ def test_every_kind_of_event_has_its_line() -> None:
         "1.5 s #5",
         "cancel of run 1",
         "run 1 failed: model_error: no  3 tokens #7",
-        "message m withdrawn",
+        "message #2 withdrawn",
         "some.thing  #9",
         "the connection ended",
     ):

@@ -214,6 +214,8 @@ def _fault(where: str, detail: ErrorDetails) -> Fault:
     path = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
         return Fault(where, path, "unknown field")
+    if detail["loc"][:1] == ("approval",) and detail["type"] != "approval":
+        return Fault(where, path, """say it of each tool: `approval = {add = "always"}`, or "never\"""")
     return Fault(where, path, detail["msg"][:1].lower() + detail["msg"][1:])
 
 

@@ -18,7 +18,7 @@ from turnstream.agents import builtin
 from turnstream.agents.definition import Agent, AnyTool, Control, define, faults_of
 from turnstream.agents.errors import AgentsError, Fault
 from turnstream.agents.models import lookup
-from turnstream.agents.tool import Tool
+from turnstream.agents.tool import RESERVED, Tool
 from turnstream.ids import DEFAULT_AGENT
 from turnstream.settings import ModelSettings
 
@@ -146,7 +146,10 @@ class _Found:
                 what = f"model {agent.model!r} has no prices: they are settings of a logical model"
                 self.faults.append(Fault(where, "limits.max_cost", what))
             for i, tool in enumerate(agent.tool_names):
-                if tool not in self.tools:
+                if tool in RESERVED:
+                    what = f"{tool!r} is not named here; say `control = {{ask_user = true}}`"
+                    self.faults.append(Fault(where, f"tools.{i}", what))
+                elif tool not in self.tools:
                     known = ", ".join(sorted(self.tools))
                     self.faults.append(Fault(where, f"tools.{i}", f"unknown tool {tool!r}; known: {known}"))
 
