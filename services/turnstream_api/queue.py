@@ -82,13 +82,18 @@ async def read_queue(api: Api, caller: Caller, request: ReadQueue) -> Answer:
 
 
 def _waiting(session: Session) -> Iterator[tuple[Run, str, Waits]]:
-    """Every message that no run has taken, with the run that will; those of runs that have begun come first."""
+    """Every message that no run has taken, with the run that will; those of runs that have begun come first, but for
+    one that was interrupted: what steers it comes behind what interrupted it."""
+    late = {run.interrupts: run for run in session.runs}
+    steered = [run for run in session.runs if run.steering]
     for run in sorted(session.runs, key=lambda run: not run.taken):
         if not run.taken:
             for name in run.message_ids:
                 yield run, name, "queued" if run.trigger == "message" else run.trigger
-        for name in run.steering:
-            yield run, name, "steering"
+        for other in steered:
+            if late.get(other.n, other) is run:
+                for name in other.steering:
+                    yield other, name, "steering"
 
 
 class WithdrawMessage(Request, frozen=True, kw_only=True):

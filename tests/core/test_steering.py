@@ -252,15 +252,61 @@ def test_a_run_that_nobody_carries_out_is_ended_by_whoever_is_woken(facts: tuple
     assert (end.run, end.attempt, end.status) == (1, len(facts) and 1, "cancelled")
 
 
-def test_who_interrupts_goes_behind_whoever_waits_already() -> None:
+def line(session: Given) -> list[int]:
+    """The runs in the order of their turns."""
+    return [run.n for run in session.session.runs]
+
+
+def test_who_interrupts_comes_before_whatever_was_queued_already() -> None:
+    by = AGENTS["painter"]
     session = given(opened(policy=INTERRUPT), *RUNNING[1:], queued("m2", 2))
-    outcome = session.when(post("m3")).then(queued("m3", 3, by=spec(policy=INTERRUPT), interrupts=1))
+    outcome = session.when(post("m3", agent="painter"))
+    outcome.then(queued("m3", 3, by=spec("painter", INTERRUPT), interrupts=1), wakes=(AGENTS["default"].queue,))
+    assert line(outcome.given) == [1, 3, 2]
+    after = outcome.and_when(record(ended(1, "cancelled"))).then(ended(1, "cancelled"), wakes=(by.queue,))
+    after.and_when(start(started(2, 1, "m2"))).then(rejected("invalid_transition"))
+    begun = after.and_when(start(started(3, 1, "m3"))).then(started(3, 1, "m3"))
+    begun.and_when(record(ended(3))).and_when(start(started(2, 1, "m2"))).then(started(2, 1, "m2"))
+
+
+def test_of_several_that_interrupt_one_run_the_newest_comes_first() -> None:
+    session = given(opened(policy=INTERRUPT), *RUNNING[1:], queued("m2", 2), queued("m3", 3, interrupts=1))
+    outcome = session.when(post("m4", author="user:bob"))
+    outcome.then(queued("m4", 4, by=spec(policy=INTERRUPT), author="user:bob", interrupts=1))
+    assert line(outcome.given) == [1, 4, 3, 2]
+    assert [run.n for run in outcome.session.runs if run.cancel] == [1], "what merely waits is not cancelled"
     after = outcome.and_when(record(ended(1, "cancelled")))
-    assert [run.n for run in after.session.startable] == [2]
+    assert [run.n for run in after.session.startable] == [4]
 
 
-def test_what_had_steered_the_run_that_is_interrupted_is_not_lost() -> None:
-    session = given(opened(policy=STEER), *RUNNING[1:], steers("m2", 1), queued("m3", 2, interrupts=1))
+def test_where_no_run_holds_the_turn_the_first_in_line_is_interrupted() -> None:
+    facts = (posted("m1", 1), queued("m2", 2), ended(1, "cancelled", 0), queued("m3", 3))
+    outcome = given(opened(policy=INTERRUPT), *facts).when(post("m4"))
+    outcome.then(queued("m4", 4, by=spec(policy=INTERRUPT), interrupts=2))
+    assert line(outcome.given) == [2, 4, 3]
+    again = outcome.and_when(post("m5")).then(queued("m5", 5, by=spec(policy=INTERRUPT), interrupts=2))
+    assert line(again.given) == [2, 5, 4, 3]
+    assert [run.n for run in again.session.runs if run.cancel] == [2]
+
+
+def test_of_runs_beside_each_other_the_first_is_interrupted() -> None:
+    facts = (posted("m2", 2), started(2, 1, "m2"), queued("m3", 3))
+    outcome = given(opened(policy=INTERRUPT), *RUNNING[1:], *facts).when(post("m4"))
+    outcome.then(queued("m4", 4, by=spec(policy=INTERRUPT), interrupts=1))
+    assert line(outcome.given) == [1, 4, 2, 3]
+
+
+def test_what_had_steered_the_run_that_is_interrupted_comes_behind_what_interrupts_it() -> None:
+    facts = (steers("m2", 1), queued("m3", 2, by=AGENTS["painter"], interrupts=1), queued("m4", 3), steers("m5", 1))
+    session = given(opened(policy=STEER), *RUNNING[1:], *facts)
     after = session.when(record(ended(1, "cancelled")))
-    after.then(ended(1, "cancelled", leftover=left_over(3, "m2")))
-    assert [run.n for run in after.session.startable] == [3], "it came first"
+    after.then(ended(1, "cancelled", leftover=left_over(4, "m2", "m5")), wakes=(AGENTS["painter"].queue,))
+    assert line(after.given) == [2, 4, 3]
+    over = after.and_when(start(started(2, 1, "m3"))).and_when(record(ended(2)))
+    assert [run.n for run in over.session.startable] == [4]
+
+
+def test_what_is_left_over_comes_first_where_nothing_is_left_of_what_interrupted() -> None:
+    facts = (steers("m2", 1), queued("m3", 2, interrupts=1), queued("m4", 3), withdrawn("m3", 2))
+    after = given(opened(policy=STEER), *RUNNING[1:], *facts).when(record(ended(1, "cancelled")))
+    assert line(after.given) == [4, 3]

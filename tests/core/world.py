@@ -398,6 +398,8 @@ class Auditor:
         """The runs that have not ended, in the order of their turns."""
         self.free: set[int] = set()
         """Runs that wait for nobody."""
+        self.interrupting: dict[int, list[int]] = {}
+        """The runs that came to interrupt each run."""
         self.parallel = False
         """Whether a run has come that waits for nobody though others were there."""
         self.running: set[int] = set()
@@ -454,11 +456,13 @@ class Auditor:
         assert len(set(self.line)) == len(self.line)
         assert set(self.waits.values()) <= self.live, "a message waits for a run that has ended"
 
-    def _begin(self, run: int, names: list[str], *, first: bool = False) -> None:
+    def _begin(self, run: int, names: list[str], *, behind: list[int] | None = None) -> None:
+        """It is the last in line, or right behind the last of these that are there; where none is, the first."""
         assert run == len(self.attempts) + 1, "runs are numbered without gaps"
         self.attempts[run] = 0
         self.own[run] = names
-        self.line.insert(0 if first else len(self.line), run)
+        before = self.line if behind is None else [other for other in self.line if other in behind]
+        self.line.insert(self.line.index(before[-1]) + 1 if before else 0, run)
 
     def _MessagePosted(self, data: MessagePosted) -> None:
         name = data.message_id
@@ -479,11 +483,14 @@ class Auditor:
             self.parallel |= bool(data.starts and self.line)
             self.free |= {run} if data.starts else set()
             assert data.starts or self.line, "it waits for nobody"
-            self._begin(run, [name])
+            interrupted = data.queued.interrupts if data.queued else 0
+            if interrupted:
+                begun = [other for other in self.line if self.attempts[other]]
+                assert interrupted == (begun or self.line)[0], "it cancels what merely waits"
+                self.cancelled.setdefault(interrupted, None)
+                self.interrupting.setdefault(interrupted, []).append(run)
+            self._begin(run, [name], behind=[interrupted] if interrupted else None)
             self.waits[name] = run
-        if data.queued and data.queued.interrupts:
-            assert data.queued.interrupts in self.live
-            self.cancelled.setdefault(data.queued.interrupts, None)
 
     def _answers(self, name: str, data: Answers) -> None:
         self.fate[name] = "answered"
@@ -629,7 +636,7 @@ class Auditor:
         self.requests = {name: found for name, found in self.requests.items() if found[0] != run}
         self.open.pop(run, None)
         if left:
-            self._begin(left.run, list(left.message_ids), first=True)
+            self._begin(left.run, list(left.message_ids), behind=self.interrupting.get(run, []))
         for name in [name for name, other in self.waits.items() if other == run]:
             if left and name in left.message_ids:
                 self.waits[name] = left.run

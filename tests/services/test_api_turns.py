@@ -187,6 +187,20 @@ async def test_the_queue_shows_everything_that_no_run_has_taken(api: Running) ->
     assert sorted(left) == [("left", "s1.3", "leftover"), ("right", "s1.3", "leftover"), ("two", "s1.2", "queued")]
 
 
+async def test_the_queue_shows_a_message_that_interrupts_before_what_it_overtakes(api: Running) -> None:
+    await api.open("s1", policy={"on_busy": "queue"})
+    await api.say("s1", "one")
+    await api.say("s1", "two")
+    await api.hand.start("s1.1")
+    await api.say("s1", "left", on_busy="steer")
+    for text in ("stop", "stop now"):
+        await api.say("s1", text, on_busy="interrupt")
+    shown = [one["content"][0]["text"] for one in await queue(api)]
+    assert shown == ["stop now", "stop", "left", "two"]
+    await api.hand.end("s1.1", "", status="cancelled")
+    assert [one["content"][0]["text"] for one in await queue(api)] == shown
+
+
 @pytest.mark.parametrize("waits", ["queued", "steering", "leftover"])
 async def test_whatever_waits_can_be_withdrawn_and_posted_again(api: Running, waits: str) -> None:
     await api.open("s1", policy={"on_busy": "queue" if waits == "queued" else "steer"})

@@ -187,7 +187,8 @@ async def test_a_message_that_interrupts_ends_the_run_and_is_the_next(stage: Sta
     assert (await stage.end(run=3)).content == "stop"
     ends = await stage.ends()
     assert (ends[1].status, ends[1].content) == ("cancelled", "half")
-    assert ends[2].content == "queued", "what was in line before stays there"
+    assert (await stage.end(run=2)).content == "queued", "what was in line before stays there"
+    assert [start.run for start in await stage.starts()] == [1, 3, 2]
 
 
 # --- beside each other ------------------------------------------------------------------------------------------------

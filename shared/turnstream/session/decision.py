@@ -86,10 +86,9 @@ def ending(session: Session, run: Run, ended: RunEnded) -> RunEnded:
 
 def wakes_without(session: Session, run: Run, ended: RunEnded | None = None) -> tuple[str, ...]:
     """The queues of the runs that may start once this one is out of the way: of those in line, the one that it leaves
-    over is the first."""
-    if ended and ended.leftover:
+    over is the first, if nothing has interrupted it."""
+    rest = msgspec.structs.replace(session, runs=tuple([other for other in session.runs if other is not run]))
+    if ended and ended.leftover and not rest.place_of_leftover(run.n):
         return (ended.leftover.spec.queue,)
-    rest = tuple([other for other in session.runs if other is not run])
     before = {other.n for other in session.startable}
-    after = msgspec.structs.replace(session, runs=rest).startable
-    return tuple(dict.fromkeys([other.spec.queue for other in after if other.n not in before]))
+    return tuple(dict.fromkeys([other.spec.queue for other in rest.startable if other.n not in before]))

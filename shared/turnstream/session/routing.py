@@ -6,6 +6,11 @@ model, never from what a text says.
     a run waits for an answer          on_message.question: answer · reject · queue · parallel
     a run is live                      on_busy: reject · queue · steer · interrupt · parallel
     nothing is live                    the message starts a run
+
+Steered or interrupted is the run that holds the turn (the first of them, where several do); where none does, the first in
+line, which is about to start. No other run that waits for its turn is touched. A message that interrupts is the next
+behind that run: before everything that was queued, before an earlier message that interrupted the same run, and before
+the steering that the run leaves over.
 """
 
 from typing import assert_never
@@ -99,6 +104,8 @@ class _Route:
             case "reject":
                 run = self.session.key.run(front.n)
                 message = f"run {run} is not ended, and the session refuses a second message"
+                if self.policy.message_on_busy == "allow":
+                    message += "; `on_busy` (queue, steer, interrupt, parallel) says what else becomes of it"
                 raise Rejected("run_active", message, run=run)
             case "queue":
                 return self._queued()

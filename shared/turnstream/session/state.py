@@ -160,6 +160,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     trigger: Requested = "message"
     in_line: bool = True
     """Whether it waits until the runs before it have ended."""
+    interrupts: int = 0
+    """The run that it came to interrupt, 0 for none: it is the next behind that one."""
     status: RunStatus = "queued"
     attempt: int = 0
     start_id: str = ""
@@ -299,8 +301,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     policy: PolicyData = PolicyData()
     one_shot: bool = False
     runs: tuple[Run, ...] = ()
-    """The runs that have not ended, in the order of their turns: by number, but that what a run leaves over goes before
-    what came after it."""
+    """The runs that have not ended, in the order of their turns: by number, but that one that interrupts another comes
+    right behind that, and what a run leaves over is first, or right behind what interrupted it."""
     last_run: int = 0
     last_queue: str = "default"
     """The queue of the run that was requested last: its runners look after the session."""
@@ -346,6 +348,10 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def holder(self) -> Run | None:
         """The run that holds the turn: it has begun, and has not ended. The first, where several may."""
         return next((run for run in self.runs if run.taken), None)
+
+    def place_of_leftover(self, n: int) -> int:
+        """Where in `runs` belongs what run `n` leaves over: the newest word counts first."""
+        return max([place for place, run in enumerate(self.runs, 1) if run.interrupts == n], default=0)
 
     @property
     def last_end(self) -> RunStatus | None:
@@ -487,9 +493,11 @@ def _posted(session: Session, recorded: Recorded, data: MessagePosted) -> Sessio
         session = _opened(session, data.opens)
     session = msgspec.structs.replace(session, messages=session.messages.add(data.message_id, data.run))
     if routing := data.routing:
-        if data.queued and (interrupted := session.run(data.queued.interrupts)):
-            session = _with(session, interrupted, None, cancel=True)
         run = _requested(recorded, routing.run, routing.spec, (data.message_id,), data.author, in_line=not data.starts)
+        if data.queued and (interrupted := session.run(data.queued.interrupts)):
+            place = session.runs.index(interrupted) + 1
+            session = _with(session, interrupted, None, cancel=True)
+            return _with_run(session, msgspec.structs.replace(run, interrupts=interrupted.n), place)
         return _with_run(session, run)
     if data.steers:
         run = session.run(data.steers.run)
@@ -526,8 +534,12 @@ def _requested(
     )
 
 
-def _with_run(session: Session, run: Run) -> Session:
-    return msgspec.structs.replace(session, runs=(*session.runs, run), last_run=run.n, last_queue=run.spec.queue)
+def _with_run(session: Session, run: Run, place: int | None = None) -> Session:
+    """The session with one more run: the last one, or at this place."""
+    runs = session.runs
+    place = len(runs) if place is None else place
+    runs = (*runs[:place], run, *runs[place:])
+    return msgspec.structs.replace(session, runs=runs, last_run=run.n, last_queue=run.spec.queue)
 
 
 def _withdrawn(session: Session, recorded: Recorded, data: MessageWithdrawn) -> Session:
@@ -747,8 +759,7 @@ def _run_ended(session: Session, run: Run, recorded: Recorded, data: RunEnded) -
     session = _ended(session, run, recorded, data.status)
     if left := data.leftover:
         takes = _requested(recorded, left.run, left.spec, left.message_ids, run.author, trigger="leftover")
-        session = _with_run(session, takes)
-        session = msgspec.structs.replace(session, runs=(takes, *session.runs[:-1]))
+        session = _with_run(session, takes, session.place_of_leftover(run.n))
     return session
 
 
