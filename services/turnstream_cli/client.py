@@ -55,8 +55,10 @@ class Refused(CommandError):
 class Client:
     """One conversation with the API. `post` and `delete` carry an idempotency key, so that a repeat has one effect."""
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
+    def __init__(self, http: httpx.AsyncClient, gone: str = "") -> None:
+        """`gone`: why nobody answers, if that is known."""
         self.http = http
+        self._gone = gone
         self.url = str(http.base_url).rstrip("/")
 
     async def get(self, path: str, **params: object) -> Any:
@@ -103,6 +105,8 @@ class Client:
             yield answer
 
     def unreachable(self, error: Exception) -> CommandError:
+        if self._gone:
+            return CommandError(self._gone, Exit.UNREACHABLE)
         reason = str(error) or type(error).__name__
         return CommandError(
             f"no Turnstream answers at {self.url}: {reason}; start one with `turnstream dev`, or name yours with --url",
@@ -114,26 +118,39 @@ class Client:
 async def connected(connect: Connect, *, timeout: float = 30.0) -> AsyncGenerator[Client]:
     """A client for the given address, else the one of the `turnstream dev` on this data directory, else the port that
     the settings name on this machine."""
-    url = (connect.url or _here()).rstrip("/")
+    url, gone = (connect.url, "") if connect.url else _here()
+    url = url.rstrip("/")
     if not url.startswith(("http://", "https://")):
         raise CommandError(f"--url must start with http:// or https://, not {url!r}", Exit.USAGE)
     headers = {"Authorization": f"Bearer {connect.key}"} if connect.key else {}
     # Loopback needs no proxy; anywhere else the environment's proxies hold.
     local = url.split("://", 1)[1].startswith(("127.", "localhost", "[::1]"))
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, trust_env=not local) as http:
-        yield Client(http)
+        yield Client(http, gone)
 
 
-def _here() -> str:
+def _here() -> tuple[str, str]:
+    """The address, and why nobody answers there if nobody does. Raises `CommandError` while one is starting here."""
     from turnstream.settings import Settings, SettingsError, load
-    from turnstream_cli.place import read_addresses
+    from turnstream_cli.place import left_behind, read_addresses, taken
 
     try:
         settings = load()
     except SettingsError:  # a client needs none of them
         settings = Settings.model_construct()
-    addresses = read_addresses(settings.data_dir)
-    return addresses.http if addresses else f"http://127.0.0.1:{settings.http_port or 8080}"
+    folder = settings.data_dir
+    if addresses := read_addresses(folder):
+        return addresses.http, ""
+    if taken(folder):
+        what = f"the Turnstream on the data directory {folder} is starting or stopping: it has no address yet"
+        raise CommandError(f"{what}; try again, or name another with --url", Exit.UNREACHABLE)
+    url, gone = f"http://127.0.0.1:{settings.http_port or 8080}", ""
+    if old := left_behind(folder):
+        gone = (
+            f"the Turnstream on the data directory {folder} (process {old.pid} at {old.http}) has ended without"
+            f" stopping, and none answers at {url} either; start it again with `turnstream dev`"
+        )
+    return url, gone
 
 
 def _plain(value: object) -> str:

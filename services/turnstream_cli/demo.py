@@ -6,6 +6,7 @@ events. The runner is a process of its own, so that it can be killed.
 
 import asyncio
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,13 +30,19 @@ LEASE = 2.0
 """Seconds: a killed runner's run is taken over that soon. The default is 15."""
 
 
-def demo(*, data_dir: Path | None = None, stay: bool | None = None) -> int:
+def demo(
+    *, data_dir: Path | None = None, port: int | None = None, nats_port: int | None = None, stay: bool | None = None
+) -> int:
     """Start everything and play a conversation through it; every step is shown with the command that does the same.
 
     Parameters
     ----------
     data_dir
         Where everything is kept; default: a folder that is removed at the end.
+    port
+        Port of the API; 0 for any free one; default: the usual one, or any where that is taken.
+    nats_port
+        Port of the embedded NATS server; the same.
     stay
         Stay up after the tour; default: if there is a terminal.
     """
@@ -46,13 +53,16 @@ def demo(*, data_dir: Path | None = None, stay: bool | None = None) -> int:
         nats_url="",
         database_url="",
         http_host="127.0.0.1",
-        http_port=_port(8080),
-        nats_port=_port(4222),
+        http_port=port,
+        nats_port=nats_port,
+        inbox_on_busy="queue",
         account="default",
         default_model="demo",
         lease=LEASE,
         log_level="error",
     )
+    ports = {name: _port(settings, name, how) for name, how in (("http_port", "--port"), ("nats_port", "--nats-port"))}
+    settings = settings.model_copy(update={**ports, "policy": {"preset": "strict"}})
     broken: list[str] = []
 
     async def run() -> None:
@@ -97,6 +107,11 @@ async def _play(settings: Settings, stop: asyncio.Event, stay: bool) -> list[str
                             f"  {_turnstream()} send hello 'echo Hello.' --url {addresses.http}", markup=False
                         )
                         print_addresses(console, settings, addresses)
+                        console.print(
+                            f"\n  For every command above as it stands:\n  {_export(settings, addresses)}\n",
+                            markup=False,
+                            soft_wrap=True,
+                        )
                         await stop.wait()
                     elif not broken:
                         console.print(f"\nEvery promise was kept. Next: {_turnstream()} dev", markup=False)
@@ -150,12 +165,29 @@ class _Runner:
             self.kill()
 
 
-def _port(preferred: int) -> int:
-    """The usual port if it is free, else any."""
+def _port(settings: Settings, name: str, option: str) -> int:
+    """The port that was asked for; if none was, the usual one if it is free, else any. Raises `CommandError`."""
+    port: int = getattr(settings, name)
     try:
-        return free_port("127.0.0.1", preferred, what="the demo", how="")
+        return free_port("127.0.0.1", port, what="the demo", how=f"choose another with {option}")
     except CommandError:
+        if name in settings.model_fields_set:
+            raise
         return free_port("127.0.0.1", 0, what="the demo", how="")
+
+
+def _export(settings: Settings, addresses: Addresses) -> str:
+    """What a terminal needs for the commands of the tour: where everything is, and the program itself."""
+    given = {
+        "TURNSTREAM_URL": addresses.http,
+        "TURNSTREAM_NATS_URL": addresses.nats,
+        "TURNSTREAM_DATA_DIR": str(settings.data_dir.absolute()),
+        "TURNSTREAM_DATABASE_URL": "",
+    }
+    named = " ".join(f"{name}={shlex.quote(value) if value else ''}" for name, value in given.items())
+    beside = Path(sys.executable).parent
+    path = "" if shutil.which("turnstream") else f'PATH={shlex.quote(str(beside))}:"$PATH" '
+    return f"export {path}{named}"
 
 
 def _turnstream() -> str:

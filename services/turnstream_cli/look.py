@@ -186,13 +186,41 @@ async def ops(*, json: bool = False, connect: Connect = HERE) -> None:
         show.print_json(parts)
         return
     console = show.console()
-    for name, part in parts.items():
-        console.print(f"\n{name}", style="bold")
-        if isinstance(items := part.get("items"), list):
-            columns = list(items[0]) if items else []
-            show.table(console, columns, [tuple(item.values()) for item in items], empty="none")
-        else:
-            show.pairs(console, _flat(part))
+    overview = parts["overview"]
+    console.print("overview", style="bold")
+    show.pairs(console, _at_a_glance(overview))
+    if overview["old_runs"]:
+        console.print("\nruns that have been as they are for more than a minute", style="bold")
+        old = [(one["run"], show.styled(one["status"]), show.local_time(one["since"])) for one in overview["old_runs"]]
+        show.table(console, ("run", "status", "since"), old, empty="")
+    console.print("\nviews", style="bold")
+    show.pairs(console, parts["views"])
+    console.print("\nstreams", style="bold")
+    names = ("name", "messages", "bytes", "last_seq", "subjects", "replicas")
+    show.table(console, names, _rows(parts["streams"]["items"], names), empty="none")
+    console.print("\nconsumers", style="bold")
+    names = ("name", "pending", "unacknowledged", "redelivered", "behind", "oldest_at")
+    headers = ("name", "pending", "taken", "again", "behind", "oldest")
+    show.table(console, headers, _rows(parts["consumers"]["items"], names), empty="none")
+
+
+def _at_a_glance(overview: Mapping[str, Any]) -> dict[str, object]:
+    live = ", ".join(f"{count} {status}" for status, count in overview["runs"].items() if count)
+    return {
+        "account": overview["account"],
+        "runs that have not ended": live or "none",
+        "runners with a run in hand": ", ".join(overview["runners"]) or "none",
+        "agents": ", ".join(overview["agents"]),
+        "wake-ups that wait": overview["pending_wakeups"],
+        "letters in the inbox": overview["pending_inbox"],
+        "letters refused": overview["refused"],
+    }
+
+
+def _rows(items: list[dict[str, Any]], names: tuple[str, ...]) -> list[tuple[object, ...]]:
+    return [
+        tuple(show.local_time(item[name]) if name.endswith("_at") else item[name] for name in names) for item in items
+    ]
 
 
 async def listed(client: Client, path: str, limit: int, **filters: object) -> list[dict[str, Any]]:
@@ -221,13 +249,6 @@ def _timed(one: Mapping[str, Any]) -> dict[str, Any]:
     """With its times as people read them."""
     times = {name for name in one if name.endswith("_at") or name == "deadline"}
     return {name: show.local_time(value) if name in times else value for name, value in one.items()}
-
-
-def _flat(one: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in _timed(one).items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat
 
 
 def lines(rows: list[dict[str, Any]]) -> None:

@@ -10,7 +10,7 @@ from cyclopts import App, CycloptsError
 from rich.console import Console
 
 from turnstream.settings import SettingsError
-from turnstream_cli import asked, delete, demo, look, serve, talk, tend
+from turnstream_cli import asked, delete, demo, look, serve, talk, tend, within
 from turnstream_cli.exits import CommandError, Exit
 
 HELP = """Event-sourced sessions and runs for AI agents.
@@ -27,17 +27,19 @@ def build() -> App:
     for group, commands in {
         "Start": (serve.dev, demo.demo, serve.api, serve.runner, serve.projector),
         TALK: (
+            within.open_,
             talk.send,
             talk.tail,
             talk.stop,
             talk.retry,
+            within.withdraw,
             delete.delete,
             asked.requests,
             asked.answer,
             asked.approve,
             asked.deny,
         ),
-        LOOK: (look.sessions, look.steps, look.ops),
+        LOOK: (look.sessions, within.history, within.queue, look.steps, look.ops),
         "Tend": (tend.rebuild, tend.fsck, tend.config),
     }.items():
         for command in commands:

@@ -35,6 +35,7 @@ def held(data_dir: Path) -> Generator[None]:
     try:
         if not any(_lock(descriptor) or time.sleep(0.05) for _ in range(10)):  # somebody may only be looking
             raise CommandError(_in_use(data_dir), Exit.USAGE)
+        (data_dir / "dev.json").unlink(missing_ok=True)  # of one that was killed: nobody takes it for ours
         yield
     finally:
         os.close(descriptor)
@@ -42,13 +43,26 @@ def held(data_dir: Path) -> Generator[None]:
 
 def read_addresses(data_dir: Path) -> Addresses | None:
     """The addresses of the process that holds the data directory; None if none does."""
+    addresses = left_behind(data_dir)
+    return addresses if addresses and taken(data_dir) else None
+
+
+def left_behind(data_dir: Path) -> Addresses | None:
+    """The addresses that lie there, whether or not the process still lives."""
     try:
-        addresses = msgspec.json.decode((data_dir / "dev.json").read_bytes(), type=Addresses)
-        descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CLOEXEC)
+        return msgspec.json.decode((data_dir / "dev.json").read_bytes(), type=Addresses)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def taken(data_dir: Path) -> bool:
+    """Whether a process holds the data directory."""
     try:
-        return None if _lock(descriptor) else addresses
+        descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not _lock(descriptor)
     finally:
         os.close(descriptor)
 

@@ -217,7 +217,7 @@ def load(**given: object) -> Settings:
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})  # pyright: ignore[reportArgumentType]
     except ValidationError as error:
-        raise SettingsError("; ".join(map(_fault, error.errors()))) from None
+        raise SettingsError("; ".join(_fault(fault, file) for fault in error.errors())) from None
     except SourceError as error:
         raise SettingsError(f"{error}: {error.__cause__}" if error.__cause__ else str(error)) from None
     except ValueError as error:  # a TOML file that is none
@@ -292,7 +292,9 @@ def _masked(value: object) -> object:
             return value
 
 
-def _fault(fault: ErrorDetails) -> str:
+def _fault(fault: ErrorDetails, file: Path | None) -> str:
     name = ".".join(str(part) for part in fault["loc"]) or "settings"
     message = "no such setting" if fault["type"] == "extra_forbidden" else fault["msg"].removeprefix("Value error, ")
+    if file and fault["type"] == "extra_forbidden" and len(fault["loc"]) == 1:  # what the environment adds is left out
+        name = f"{file}: {name}"
     return f"{name}: {message}"

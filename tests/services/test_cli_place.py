@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from turnstream_cli.client import Connect, connected
 from turnstream_cli.exits import CommandError, Exit
-from turnstream_cli.place import Addresses, announced, held, read_addresses
+from turnstream_cli.place import Addresses, announced, held, left_behind, read_addresses
 from turnstream_cli.stack import free_port
 
 HERE = Addresses(os.getpid(), "http://127.0.0.1:1", "nats://127.0.0.1:2")
@@ -30,6 +31,29 @@ def test_addresses_of_a_process_that_was_killed_do_not_count(tmp_path: Path) -> 
         left_over = (tmp_path / "dev.json").read_bytes()
     (tmp_path / "dev.json").write_bytes(left_over)
     assert read_addresses(tmp_path) is None
+    assert left_behind(tmp_path) == HERE
+    with held(tmp_path):  # the next one, which does not listen yet
+        assert read_addresses(tmp_path) is None
+
+
+async def test_a_command_says_that_the_turnstream_here_is_starting_or_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TURNSTREAM_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("TURNSTREAM_HTTP_PORT", "1")
+    with held(tmp_path):
+        with pytest.raises(CommandError, match="is starting or stopping: it has no address yet") as starting:
+            async with connected(Connect()):
+                pass
+        async with connected(Connect(url="http://127.0.0.1:1")) as client:  # another is none of its business
+            assert client.url == "http://127.0.0.1:1"
+        with announced(tmp_path, HERE):
+            left_over = (tmp_path / "dev.json").read_bytes()
+    (tmp_path / "dev.json").write_bytes(left_over)
+    async with connected(Connect()) as client:
+        with pytest.raises(CommandError, match=rf"\(process {HERE.pid} at {HERE.http}\) has ended") as gone:
+            await client.get("/v1/sessions")
+    assert starting.value.code is gone.value.code is Exit.UNREACHABLE
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:

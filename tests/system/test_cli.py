@@ -105,7 +105,7 @@ async def test_a_conversation_from_the_command_line(home: Home) -> None:
 
     await home.run("send", "s1", "[hang]", "--no-wait")
     refused = await home.run("send", "s1", "again", expect=4)
-    assert "run_active, run: s1.3" in refused.err
+    assert "run_active, run: s1.3" in refused.err and "`on_busy` (queue, steer" in refused.err
     await home.run("runs", "cancel", "s1.3", "--reason", "enough")
     await home.run("tail", "s1.3", expect=1)
     assert "had ended before" in (await home.run("runs", "cancel", "s1.3")).out
@@ -145,7 +145,8 @@ async def test_a_person_answers_from_the_command_line(home: Home) -> None:
     for arguments, complaint in (
         (("answer", "s1.1", "7"), "request: several are open"),
         (("answer", "s1.1.q1", "many"), "field: answer"),
-        (("approve", "s1.1.q1"), "field: approved"),
+        (("approve", "s1.1.q1"), "use `turnstream answer s1.1.q1 …`"),
+        (("answer", "s1.1.q2", "yes"), "use `turnstream approve s1.1.q2` or `turnstream deny s1.1.q2`"),
         (("answer", "s1.1.q3", "7"), "not_found"),
     ):
         refused = await home.run(*arguments, expect=4)
@@ -168,8 +169,9 @@ async def test_stopping_and_trying_again_from_the_command_line(home: Home) -> No
     await home.dev()
     await home.run("send", "s1", "[hang]", "--no-wait")
     steers = await home.run("send", "s1", "and this", "--on-busy", "steer", "--no-wait")
-    assert steers.out.startswith("steered s1.1")
-    await home.run("send", "s1", "echo then", "--on-busy", "queue", "--no-wait")
+    assert steers.out.startswith("steers s1.1 (#")
+    queued = await home.run("send", "s1", "echo then", "--on-busy", "queue", "--no-wait")
+    assert queued.out.startswith("queued as s1.2, behind s1.1 (#")
     assert (await home.run("stop", "s1", "--reason", "enough")).out == "stopped: s1.2, s1.1\n"
     assert (await home.run("stop", "s1")).out == "stopped: nothing was live\n"
     await home.run("tail", "s1.1", expect=1)
@@ -178,6 +180,55 @@ async def test_stopping_and_trying_again_from_the_command_line(home: Home) -> No
     await home.run("send", "s1", "[fail]", expect=1)
     again = json.loads((await home.run("retry", "s1", "--json", expect=1)).out)
     assert (again["retry_of"], again["run"], again["outcome"]["error"]["code"]) == ("s1.3", "s1.4", "model_error")
+
+
+async def test_a_session_is_played_with_from_the_command_line(home: Home) -> None:
+    await home.dev()
+    opened = await home.run("open", "s1", "--preset", "thread", "--title", "Tea")
+    assert opened.out.startswith("session s1 is opened (#")
+    assert "there already" in (await home.run("open", "s1")).out
+    shown = json.loads((await home.run("sessions", "s1", "--json")).out)
+    assert (shown["title"], shown["policy"]) == ("Tea", {"preset": "thread"})
+    await home.run("send", "s1", "[hang]", "--author", "user:ann", "--no-wait")
+    await home.run("send", "s1", "more of this", "--author", "user:ann", "--no-wait")
+    other = await home.run("send", "s1", "of another", "--author", "user:bob", "--no-wait")
+    assert other.out.startswith("queued as s1.2, behind s1.1 (#")
+    queue = (await home.run("queue", "s1")).out
+    assert "in front: s1.1" in queue and "steering for s1.1  user:ann: more of this" in queue
+    waiting = json.loads((await home.run("queue", "s1", "--json")).out)["items"]
+    assert [one["author"] for one in waiting] == ["user:ann", "user:bob"]
+    for one in waiting:
+        assert "is withdrawn" in (await home.run("withdraw", "s1", one["message"])).out
+    assert "not_queued" in (await home.run("withdraw", "s1", waiting[0]["message"], expect=4)).err
+    assert (await home.run("queue", "s1")).out == "in front: s1.1\nnothing waits\n"
+    await home.run("stop", "s1")
+    assert "run_active" not in (await home.run("send", "s1", '[tool add {"a":1,"b":2}] [then] [say Three.]')).out
+    said = (await home.run("history", "s1")).out
+    for line in ("▸ user:ann: [hang]  s1.1 #", "■ cancelled  s1.1 #", "⚙ → ok: 3  s1.3 #", "◆ Three.  s1.3 #"):
+        assert line in said
+    assert "more of this" not in said
+    items = [json.loads(line)["type"] for line in (await home.run("history", "s1", "--json")).out.splitlines()]
+    assert items[-4:] == ["message", "reply", "tool_result", "reply"]
+
+
+async def test_what_is_said_may_begin_with_a_hyphen_or_come_from_standard_input(home: Home) -> None:
+    await home.dev()
+    assert "“-5 degrees”" in (await home.run("send", "s1", "-5 degrees")).out
+    with patch("sys.stdin", io.StringIO("from a pipe")):
+        assert "“from a pipe”" in (await home.run("send", "s1", "-")).out
+    await home.run("send", "s1", '[ask How cold? {"schema": {"type": "integer"}}]', expect=5)
+    assert "s1.3.q1 answered: -5" in (await home.run("answer", "s1.3.q1", "-5")).out
+
+
+async def test_ops_fits_a_terminal(home: Home) -> None:
+    await home.dev()
+    await home.run("send", "s1", "[hang]", "--no-wait")
+    await eventually(lambda: _says(home, "1 running", "ops"), what="the run being shown")
+    assert all(len(line) <= 80 for line in (await home.run("ops")).out.splitlines())
+
+
+async def _says(home: Home, what: str, *arguments: str) -> bool:
+    return what in (await home.run(*arguments)).out
 
 
 async def _plant(home: Home, session: str) -> None:
@@ -201,8 +252,11 @@ async def test_keys_shut_the_door_and_open_it(home: Home) -> None:
         if key["label"] == "mine"
     ]
     assert secret not in json.dumps(mine)
-    await home.run("keys", "revoke", "default", mine["id"])
+    assert "there is no key nope" in (await home.run("keys", "revoke", "nope", expect=4)).err
+    assert (await home.run("keys", "revoke", mine["id"])).out == f"revoked {mine['id']} of default\n"
     await eventually(lambda: _refused(home, "--key", secret), what="a revoked key being refused")
+    await home.run("keys", "revoke", "default", mine["id"])  # is revoked, and stays so
+    assert "no key" in (await home.run("keys", "revoke", "other", mine["id"], expect=4)).err
 
 
 async def _refused(home: Home, *more: str) -> bool:
@@ -229,7 +283,7 @@ async def test_dev_is_alone_on_its_data_comes_back_after_kill_9_and_stops_in_ord
     dev.kill()
     nobody = {"TURNSTREAM_HTTP_PORT": "1"}  # where no other Turnstream of this machine listens
     away = await home.run("sessions", expect=3, **nobody)
-    assert "no Turnstream answers" in away.err
+    assert f"(process {dev.pid} at {http}) has ended without stopping" in away.err
     assert tail.running
 
     again = await home.dev("--port", http.rpartition(":")[2])
