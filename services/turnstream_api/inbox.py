@@ -47,7 +47,8 @@ class Postbox:
             if problem.code == "internal_error" and not isinstance(error, Problem):
                 raise
             if await self._is_deleted(letter):
-                raise Refused("not_found", checks.no_session(letter.session).detail, keep=False) from error
+                gone = problem if problem.code == "not_found" else checks.no_session(letter.session)
+                raise Refused("not_found", gone.detail, keep=False) from error
             raise Refused(problem.code, problem.detail) from error
 
     async def _is_deleted(self, letter: Letter) -> bool:

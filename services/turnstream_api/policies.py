@@ -17,10 +17,9 @@ from turnstream.settings import Settings, SettingsError
 
 ABOUT: Final[Mapping[str, str]] = {
     "on_busy": "a message while a run is live (one that waits for a person has `on_message`, whatever the message's own"
-    " `on_busy` says): `reject` refuses it (409 `run_active`), `queue` lets it wait for a run"
-    " of its own, `steer` lets the run take it before its next model call, `interrupt` cancels the run that holds the"
-    " turn (where none does yet, the first in line) and comes next, before everything that is queued, `parallel` starts a"
-    " run beside it",
+    " `on_busy` says): `reject` refuses it (409 `run_active`), `queue` lets it wait for a run of its own, `steer` lets"
+    " the run take it before its next model call, `interrupt` cancels the run that holds the turn (where none does yet,"
+    " the first in line) and comes next, before everything that is queued, `parallel` starts a run beside it",
     "message_on_busy": "whether a message may say `on_busy` itself",
     "on_message.question": "a message while a question is open: `answer` makes it the answer, `reject` refuses it (409"
     " `run_waiting`), `queue` and `parallel` are as above",

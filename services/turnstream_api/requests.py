@@ -11,7 +11,6 @@ from turnstream.ids import SessionKey
 from turnstream.log.handle import Handled
 from turnstream.session.commands import AnswerRequest as AnswerCommand
 from turnstream.session.commands import Origin
-from turnstream.session.errors import Rejected
 from turnstream.session.events import Asks, RequestAnswered
 from turnstream.session.state import request_id
 from turnstream.views import requests as view
@@ -135,12 +134,7 @@ async def _answer(
         approved=given.approved,
         reason=given.reason,
     )
-    try:
-        handled = await api.sessions.handle(key, command)
-    except Rejected as error:
-        if error.code != "not_found":
-            raise
-        raise (checks.no_run(key.run(n)) if k is None else _no_request(f"{key.run(n)}.q{k}")) from None
+    handled = await api.sessions.handle(key, command)
     name, seq = await _closed(api, handled, origin, n, k)
     answered = Answered(session=key.session, run=key.run(n), request=name, seq=seq)
     replayed = handled.recorded is None

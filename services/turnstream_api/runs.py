@@ -9,7 +9,6 @@ from msgspec import Meta
 from turnstream import ids
 from turnstream.ids import SessionKey
 from turnstream.session.commands import CancelRun as CancelCommand
-from turnstream.session.errors import Rejected
 from turnstream.session.events import RunCancelRequested, RunEnded, RunStatus
 from turnstream.session.state import Session
 from turnstream.views import runs as view
@@ -247,10 +246,7 @@ async def cancel_run(api: Api, caller: Caller, request: CancelRun) -> Answer:
     key, n = checks.run_key(caller, request.run)
     body = msgspec.structs.replace(request, expected_seq=None)
     origin = api.origin(caller, "cancel_run", body, expected_seq=request.expected_seq)
-    try:
-        handled = await api.cancel(key, CancelCommand(origin=origin, run=n, reason=request.reason))
-    except Rejected as error:
-        raise checks.no_run(request.run) if error.code == "not_found" else error
+    handled = await api.cancel(key, CancelCommand(origin=origin, run=n, reason=request.reason))
     session, recorded = handled.session, handled.recorded
     receipt = None if recorded else session.receipt(origin.idempotency_key)
     if receipt:

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from turnstream.session.commands import CancelRun, Origin, WithdrawMessage
 from turnstream.session.commands import RetrySession as RetryCommand
+from turnstream.session.decision import no_session
 from turnstream.session.errors import Rejected
 from turnstream.session.events import RunCancelRequested, RunEnded, RunRequested
 from turnstream.session.state import Receipt, Run, Session
@@ -46,7 +47,7 @@ async def stop_session(api: Api, caller: Caller, request: StopSession) -> Answer
     origin = api.origin(caller, "stop_session", body, expected_seq=request.expected_seq)
     session = await api.sessions.load(key)
     if not session.exists:
-        raise checks.no_session(key.session)
+        raise no_session(session)
     stop = _Stop(api, session, origin, request.reason)
     receipt = session.receipt(origin.idempotency_key)
     if receipt is None:

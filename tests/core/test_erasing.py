@@ -153,7 +153,13 @@ TOMBSTONE = {mode: (*DELETED[mode], erased(mode, removed=6, at=60)) for mode in 
     ids=lambda command: type(command).__name__,
 )
 def test_s31_everything_else_is_refused(facts: tuple[Fact, ...], command: Any) -> None:
-    given(*facts).when(command).then(rejected("not_found"))
+    outcome = given(*facts).when(command).then(rejected("not_found"))
+    assert str(outcome.answer) in {
+        "session s1 was deleted; its runs stay readable, and its id stays taken",
+        "session s1 was deleted; the id of an erased session is free again once its tombstone has expired",
+    }
+    assert outcome.session.deleted
+    assert ("erased" in str(outcome.answer)) == (outcome.session.deleted.mode == "erase")
 
 
 @pytest.mark.parametrize("facts", [DELETED, TOMBSTONE], ids=["deleted", "erased"])

@@ -36,6 +36,7 @@ from turnstream.session.decision import (
     expiry,
     live,
     no_edge,
+    no_session,
     settles,
     wakes_without,
 )
@@ -84,7 +85,7 @@ def decide(command: Command, session: Session) -> Decision | None:
         return None
     opening = isinstance(command, OpenSession) or (isinstance(command, PostMessage) and command.opens is not None)
     if not session.exists and not opening:
-        raise _no_session(session)
+        raise no_session(session)
     if origin.expected_seq is not None and origin.expected_seq != session.seq:
         raise Rejected(
             "session_moved",
@@ -120,10 +121,6 @@ def decide(command: Command, session: Session) -> Decision | None:
             assert_never(command)
 
 
-def _no_session(session: Session) -> Rejected:
-    return Rejected("not_found", f"no session {session.key.session}")
-
-
 def _of_deleted(command: Command, session: Session) -> Decision | None:
     """Of a deleted session: what is left of it is erased once, and to delete one again that is to be erased, or the
     repeat of the very command that deleted it, changes nothing. For everything else it is not there."""
@@ -146,7 +143,7 @@ def _of_deleted(command: Command, session: Session) -> Decision | None:
         case DeleteSession() if deleted.mode == "erase" or _is_repeat(command, deleted):
             return None
         case _:
-            raise _no_session(session)
+            raise no_session(session)
 
 
 def _is_repeat(command: Command, deleted: Deleted) -> bool:

@@ -34,6 +34,17 @@ def event_of(command: Command, session: Session, data: Fact) -> Event:
     )
 
 
+def no_session(session: Session) -> Rejected:
+    """Why there is none, of one that does not exist."""
+    name = session.key.session
+    if session.deleted is None:
+        return Rejected("not_found", f"no session {name}")
+    if session.deleted.mode == "detach":
+        return Rejected("not_found", f"session {name} was deleted; its runs stay readable, and its id stays taken")
+    free = "the id of an erased session is free again once its tombstone has expired"
+    return Rejected("not_found", f"session {name} was deleted; {free}")
+
+
 def live(session: Session, n: int) -> Run:
     """The run, which has not ended. Raises `Rejected`."""
     run = session.run(n)

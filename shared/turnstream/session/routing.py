@@ -7,10 +7,10 @@ model, never from what a text says.
     a run is live                      on_busy: reject · queue · steer · interrupt · parallel
     nothing is live                    the message starts a run
 
-Steered or interrupted is the run that holds the turn (the first of them, where several do); where none does, the first in
-line, which is about to start. No other run that waits for its turn is touched. A message that interrupts is the next
-behind that run: before everything that was queued, before an earlier message that interrupted the same run, and before
-the steering that the run leaves over.
+Steered or interrupted is the run that holds the turn (the first, where several do); where none does, the first in line,
+which is about to start. No other run that waits for its turn is touched. A message that interrupts is the next behind
+that run: before everything that was queued, before an earlier message that interrupted the same run, and before the
+steering that the run leaves over.
 """
 
 from typing import assert_never
