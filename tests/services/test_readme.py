@@ -1,12 +1,17 @@
 """The README speaks of what is there."""
 
 import re
+import tomllib
 from pathlib import Path
 
+from turnstream.agents.definition import Agent, Limits, define
+from turnstream.session.policy import parse_policy
 from turnstream_cli.main import build
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+SUBS = ("runs", "keys")
+"""Commands that have others below them."""
 
 
 def test_every_test_that_the_readme_names_exists() -> None:
@@ -26,6 +31,29 @@ def test_every_command_and_target_that_the_readme_names_exists() -> None:
     targets = set(re.findall(r"\bmake ([a-z-]+)", README)) - {"help"}
     makefile = (ROOT / "Makefile").read_text()
     assert not {target for target in targets if f"\n{target}:" not in makefile}
+
+
+def test_the_readme_names_every_command() -> None:
+    (table,) = re.findall(r"\| to \| commands \|\n((?:\|.*\n)+)", README)
+    named = set(re.findall(r"`([a-z ]+)`", table))
+    app = build()
+    everything: set[str] = set()
+    for name in app.resolved_commands():
+        below = (
+            {sub for sub in app[name].resolved_commands() if not sub.startswith("-")} - {"list"} if name in SUBS else ()
+        )
+        everything |= {f"{name} {sub}" for sub in below} | ({name} if name != "keys" else {"keys list"})
+    assert named == {name for name in everything if not name.startswith("-")}
+
+
+def test_the_whole_agent_of_the_readme_is_one_and_leaves_nothing_out() -> None:
+    (text,) = re.findall(r"```toml\n(# agents/clerk\.toml\n.*?)```", README, re.DOTALL)
+    said = tomllib.loads(text.replace("# max_cost", "max_cost"))
+    assert said.keys() == Agent.model_fields.keys()
+    assert said["limits"].keys() == Limits.model_fields.keys()
+    agent = define("README.md", said)
+    assert agent.control.ask_user and agent.approval == {"add": "always"}
+    assert parse_policy(dict(agent.policy)).preset == "thread"
 
 
 def test_every_path_that_the_readme_names_exists() -> None:

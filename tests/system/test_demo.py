@@ -1,6 +1,8 @@
 """The demo, as a stranger without a terminal runs it: it keeps every promise, says how to do the same, and exits 0."""
 
 import os
+import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,9 @@ pytestmark = pytest.mark.system
 
 async def test_the_demo_keeps_every_promise(spawn: Spawn, tmp_path: Path) -> None:
     # The embedded default, whatever the environment says.
-    demo = spawn("demo", nats_url="nats://127.0.0.1:9", database_url="postgresql://127.0.0.1:9/none", lease=60)
+    elsewhere = {"nats_url": "nats://127.0.0.1:9", "database_url": "postgresql://127.0.0.1:9/none", "lease": 60}
+    (tmp_path / "turnstream.toml").write_text('[policy]\nstarters = ["user:nobody"]\n')
+    demo = spawn("demo", policy__preset="memory", policy__on_busy="reject", **elsewhere)
     assert await demo.ended(timeout=120) == 0, demo.log
 
     assert "✗" not in demo.log
@@ -28,6 +32,29 @@ async def test_the_demo_keeps_every_promise(spawn: Spawn, tmp_path: Path) -> Non
         assert shown in demo.log
     (data,) = [line.split(maxsplit=1)[1] for line in demo.log.splitlines() if line.startswith("  data ")]
     assert not os.path.exists(data)  # noqa: ASYNC240
+
+
+async def test_a_port_that_the_demo_is_told_is_taken_or_refused(spawn: Spawn) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        by_option = spawn("demo", "--port", str(port))
+        by_variable = spawn("demo", "--port", "0", nats_port=port)
+        assert (await by_option.ended(timeout=30), await by_variable.ended(timeout=30)) == (2, 2)
+    assert f"port {port} on 127.0.0.1, for the demo, is in use; choose another with --port" in by_option.log
+    assert "choose another with --nats-port" in by_variable.log
+
+
+async def test_a_demo_that_stays_says_what_its_commands_need(spawn: Spawn, tmp_path: Path) -> None:
+    demo = spawn("demo", "--stay", "--port", "0", "--nats-port", "0")
+    line = await demo.until_logged("export ", timeout=120)
+    found = dict(re.findall(r"(TURNSTREAM_\w+)=(\S*)", line))
+    given = {name.removeprefix("TURNSTREAM_").lower(): value for name, value in found.items()}
+    (session,) = set(re.findall(r"tour-\w+", demo.log))
+    for command in (("fsck",), ("runs", "cancel", f"{session}.3")):
+        done = spawn(*command, **given)
+        assert await done.ended(timeout=30) == 0, done.log
+    await spawn("runner", **given).until_logged("ready", timeout=30)
+    assert await demo.stop() == 0
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import io
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -54,7 +55,8 @@ async def test_the_readmes_commands_do_what_it_says(spawn: Spawn, tmp_path: Path
     assert addresses
     found = list(commands())
     named = {shlex.split(command)[1] for command, _ in found if command.startswith("turnstream")}
-    assert {"send", "stop", "retry", "requests", "approve", "deny"} <= named and len(found) > 25
+    assert {"open", "send", "stop", "retry", "queue", "requests", "answer", "approve", "deny", "delete"} <= named
+    assert len(found) > 30
     with patch.dict(os.environ):
         for name in [name for name in os.environ if name.startswith("TURNSTREAM_")]:
             del os.environ[name]
@@ -63,6 +65,25 @@ async def test_the_readmes_commands_do_what_it_says(spawn: Spawn, tmp_path: Path
             program, *arguments = shlex.split(command.replace("localhost:8080", addresses.http))
             code, said = await (_curl(arguments) if program == "curl" else _turnstream(arguments))
             assert code == promised, (command, code, said)
+
+
+async def test_the_readmes_program_says_something_and_reads_what_became_of_it(spawn: Spawn, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    dev = spawn("dev", "--port", "0", "--nats-port", "0", data_dir=folder)
+    await dev.until_logged("Turnstream is up", timeout=60)
+    addresses = await eventually(lambda: read_addresses(folder))
+    assert addresses
+    (program,) = re.findall(r"```python\n(# say\.py.*?)```", README.read_text(), re.DOTALL)
+    (tmp_path / "say.py").write_text(program.replace("nats://127.0.0.1:4222", addresses.nats))
+
+    async def said() -> bool:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, tmp_path / "say.py", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        out, _ = await process.communicate()
+        return "message.posted" in out.decode() and not process.returncode
+
+    await eventually(said, timeout=30, what="the program reading what it said")
 
 
 async def _turnstream(arguments: list[str]) -> tuple[int, str]:
