@@ -109,8 +109,8 @@ class Withdrawn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def withdraw_message(api: Api, caller: Caller, request: WithdrawMessage) -> Answer:
-    """Takes back a message that no run has taken yet. A run that it was alone queued for ends as `cancelled`. To change
-    a message that waits, withdraw it and post another."""
+    """Takes back a message that no run has taken yet. A run that it was alone queued for ends as `cancelled`. One
+    that was withdrawn before stays so. To change a message that waits, withdraw it and post another."""
     key = checks.session_key(caller, request.session)
     body = msgspec.structs.replace(request, expected_seq=None)
     origin = api.origin(caller, "withdraw_message", body, expected_seq=request.expected_seq)

@@ -287,9 +287,17 @@ def test_a_queued_message_can_be_withdrawn_until_a_run_takes_it() -> None:
     assert outcome.session.turns == ()
 
 
-@pytest.mark.parametrize("session", [RUNNING, RELEASED, IDLE, (*QUEUED, withdrawn("m1", 1)), (opened(), notice("m1"))])
+@pytest.mark.parametrize("session", [RUNNING, RELEASED, IDLE, (opened(), notice("m1"))])
 def test_a_message_that_waits_for_nothing_cannot_be_withdrawn(session: tuple) -> None:
     given(*session).when(withdraw("m1")).then(rejected("not_queued"))
+
+
+def test_a_message_that_was_withdrawn_stays_so() -> None:
+    outcome = given(*QUEUED).when(withdraw("m1"))
+    outcome.and_when(with_origin(withdraw("m1"), id="again", idempotency_key="k")).then(NOTHING)
+    outcome.and_when(post("m1")).then(rejected("already_exists"))
+    late = given(*RUNNING, withdrawn("m1"))
+    late.when(withdraw("m1")).then(rejected("not_queued", run="s1.1"))
 
 
 def test_a_message_that_was_never_posted_cannot_be_withdrawn() -> None:

@@ -1,8 +1,8 @@
 """`decide(command, session) -> Decision | None`: the only place that says what may be stored.
 
 None means that the session says so already: a repeat of a command with its idempotency key, a cancel of a run that has
-ended, a start that this drive has made. A refusal is `Rejected`. Nothing here reads a clock, waits or makes up an id.
-Where a message goes is in `routing.py`.
+ended, the withdrawal of a message that was withdrawn, a start that this drive has made. A refusal is `Rejected`. Nothing
+here reads a clock, waits or makes up an id. Where a message goes is in `routing.py`.
 
 Order of the checks: a deleted session is not there, but for what deletes it; a repeat is recognised; then
 the session must exist; then the caller's `expected_seq`; then the rules of the command.
@@ -67,7 +67,17 @@ from turnstream.session.events import (
 )
 from turnstream.session.limits import spent
 from turnstream.session.policy import merged, resolve
-from turnstream.session.state import Call, Deleted, Run, Session, has_edge, request_id, said
+from turnstream.session.state import (
+    REMEMBERED,
+    WITHDRAWN,
+    Call,
+    Deleted,
+    Run,
+    Session,
+    has_edge,
+    request_id,
+    said,
+)
 
 MAX_RECOVERIES = 3
 """Consecutive recoveries of a run without a new fact, before it fails with `max_attempts_exceeded`."""
@@ -200,11 +210,13 @@ def _delete(command: DeleteSession, session: Session) -> Decision:
     return Decision(event_of(command, session, data), wakes=(session.last_queue,), settled=settled)
 
 
-def _withdraw(command: WithdrawMessage, session: Session) -> Decision:
+def _withdraw(command: WithdrawMessage, session: Session) -> Decision | None:
     name = command.message_id
     n = session.messages.get(name)
     if n is None:
-        raise Rejected("not_found", f"no queued message {name}")
+        raise Rejected("not_found", f"no message {name}, or none of the latest {REMEMBERED}")
+    if n == WITHDRAWN:
+        return None
     # A message that a run left over is with the run that takes it now.
     run = next((run for run in session.runs if name in (*run.message_ids, *run.steering)), session.run(n))
     if run is not None and name in run.steering:

@@ -25,6 +25,11 @@ class Recent(msgspec.Struct, Generic[V], frozen=True, gc=False):
                 return block[key]
         return None
 
+    def put(self, key: str, value: V) -> "Recent[V]":
+        """With another value of this key, as old as before; what is not remembered is not remembered by that either."""
+        blocks = [{**block, key: value} if key in block else block for block in self.blocks]
+        return Recent(self.keep, tuple(blocks))
+
     def add(self, key: str, value: V) -> "Recent[V]":
         """With this entry as the newest. `key` is one that is not remembered."""
         blocks = self.blocks

@@ -60,6 +60,8 @@ from turnstream.session.recent import Recent
 REMEMBERED = 1000
 """How many idempotency keys, and how many message ids, a session remembers at least. The key that opened it is
 remembered for ever."""
+WITHDRAWN = -1
+"""In place of the run of a message that was withdrawn."""
 TURNS = 64
 """How many turns lie in one block: ending a turn copies the last block, not all turns."""
 
@@ -311,7 +313,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     turn_blocks: tuple[tuple[Turn, ...], ...] = ()
     receipts: Recent[Receipt] = Recent(REMEMBERED)
     messages: Recent[int] = Recent(REMEMBERED)
-    """The run that each message was routed to, 0 for none."""
+    """The run that each message was routed to, 0 for none; `WITHDRAWN` of one that was withdrawn."""
     closed: Recent[Closed] = Recent(REMEMBERED)
     """The requests that are not open any more, by id."""
     opening: tuple[str, Receipt] | None = None
@@ -543,7 +545,13 @@ def _with_run(session: Session, run: Run, place: int | None = None) -> Session:
 
 
 def _withdrawn(session: Session, recorded: Recorded, data: MessageWithdrawn) -> Session:
-    name = data.message_id
+    after = _without(session, recorded, data.message_id)
+    if after is session:
+        return session
+    return msgspec.structs.replace(after, messages=after.messages.put(data.message_id, WITHDRAWN))
+
+
+def _without(session: Session, recorded: Recorded, name: str) -> Session:
     for run in session.runs:
         if name in run.steering:
             return _with(session, run, recorded, steering=tuple([one for one in run.steering if one != name]))
