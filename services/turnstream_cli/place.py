@@ -62,7 +62,7 @@ def taken(data_dir: Path) -> bool:
     except OSError:
         return False
     try:
-        return not _lock(descriptor)
+        return not _lock(descriptor, fcntl.LOCK_SH)  # others who only look do not count
     finally:
         os.close(descriptor)
 
@@ -80,9 +80,9 @@ def announced(data_dir: Path, addresses: Addresses) -> Generator[None]:
         file.unlink(missing_ok=True)
 
 
-def _lock(descriptor: int) -> bool:
+def _lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -239,3 +239,38 @@ async def test_a_read_timeout_is_no_read_of_the_end(server: Server, client: Clie
     client.http.stream = lambda *a, **k: original(*a, **k | {"timeout": httpx.Timeout(5, read=0.05)})  # type: ignore[method-assign]
     seen = await collect(client, 2)
     assert [item.seq for item in seen if isinstance(item, Event)] == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("posted", "items", "said"),
+    [
+        ({"routed": "started", "run": "s1.1"}, [], "started s1.1 (#9)"),
+        ({"routed": "queued", "run": "s1.2"}, [], "queued as s1.2, behind s1.1 (#9)"),
+        (
+            {"routed": "queued", "run": "s1.3"},
+            [{"run": "s1.2", "seq": 8}, {"run": "s1.3", "seq": 9}, {"run": "s1.4", "seq": 10}],
+            "queued as s1.3, behind s1.2 (#9)",
+        ),
+        ({"routed": "queued", "run": "s1.1"}, [], "queued as s1.1 (#9)"),
+        ({"routed": "steered", "run": "s1.1"}, [], "steers s1.1 (#9)"),
+        ({"routed": "answered", "run": "s1.1"}, [], "answers what s1.1 asks (#9)"),
+        ({"routed": "none"}, [], "its author may not start a turn (#9)"),
+    ],
+)
+async def test_send_says_where_a_message_went(
+    server: Server,
+    capsys: pytest.CaptureFixture[str],
+    posted: dict[str, str],
+    items: list[dict[str, object]],
+    said: str,
+) -> None:
+    async def handle(request: Request, writer: asyncio.StreamWriter) -> None:
+        queue = {"active": "s1.1", "items": items}
+        answer = {**posted, "session": "s1", "message": "m", "seq": 9} if request.method == "POST" else queue
+        body = json.dumps(answer).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body)
+
+    server.handler = handle
+    assert await talk.send("s1", "hi", author="user:ann", wait=False, connect=Connect(url=server.url)) == Exit.OK
+    assert capsys.readouterr().out.endswith(said + "\n")
+    assert json.loads(server.requests[0].body) == {"session": "s1", "input": "hi", "author": "user:ann"}

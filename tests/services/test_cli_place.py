@@ -1,5 +1,6 @@
 """One process at a time on a data directory; ports that are taken."""
 
+import fcntl
 import os
 import socket
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from turnstream_cli.client import Connect, connected
 from turnstream_cli.exits import CommandError, Exit
-from turnstream_cli.place import Addresses, announced, held, left_behind, read_addresses
+from turnstream_cli.place import Addresses, announced, held, left_behind, read_addresses, taken
 from turnstream_cli.stack import free_port
 
 HERE = Addresses(os.getpid(), "http://127.0.0.1:1", "nats://127.0.0.1:2")
@@ -54,6 +55,14 @@ async def test_a_command_says_that_the_turnstream_here_is_starting_or_was_killed
         with pytest.raises(CommandError, match=rf"\(process {HERE.pid} at {HERE.http}\) has ended") as gone:
             await client.get("/v1/sessions")
     assert starting.value.code is gone.value.code is Exit.UNREACHABLE
+
+
+def test_who_only_looks_is_not_taken_for_who_holds_it(tmp_path: Path) -> None:
+    with held(tmp_path):
+        assert taken(tmp_path)
+    with (tmp_path / "lock").open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        assert not taken(tmp_path)
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
