@@ -411,7 +411,8 @@ class Drive:
         event_id = derive(effect, fact.attempt)
         run = self._session.run(fact.run)
         attempt = self._attempt if self._attempt and self._attempt.n == fact.run else None
-        stored = await self._ledger.record(effect, event_id, fact)
+        taking = self._identity.taking(self._session, run) if run else None
+        stored = await self._ledger.record(effect, event_id, fact, taking)
         if stored is None:
             await self._discard(fact)
         match stored:

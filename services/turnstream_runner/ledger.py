@@ -14,7 +14,7 @@ from turnstream.ids import SessionKey
 from turnstream.log.base import Unavailable
 from turnstream.log.feed import Feed
 from turnstream.log.handle import Sessions
-from turnstream.session.commands import Command, Origin, RecordFact, RunFact
+from turnstream.session.commands import Command, Origin, RecordFact, RunFact, TakeOver
 from turnstream.session.errors import Rejected
 from turnstream.session.events import Ask, Event, Fact, ModelReplied, Recorded, RunWaiting, ToolCall, Unknown
 from turnstream.session.state import Run, Session, evolve
@@ -87,13 +87,16 @@ class Ledger:
         self._take(handled.session)
         return recorded or True
 
-    async def record(self, effect: str, event_id: str, fact: RunFact) -> Fact | Unknown | None:
+    async def record(
+        self, effect: str, event_id: str, fact: RunFact, takes_over: TakeOver | None = None
+    ) -> Fact | Unknown | None:
         """Stores what an attempt did, and answers with what the log says of it: an answer may have become one more
         reply. None: it was refused, or its run has ended; the session is as it was just read. Raises as `store`."""
         run = self.session.run(fact.run)
         if run is None:
             return None
-        stored = await self.store(effect, RecordFact(origin=await self.origin(run, event_id), fact=fact))
+        origin = await self.origin(run, event_id)
+        stored = await self.store(effect, RecordFact(origin=origin, fact=fact, takes_over=takes_over))
         if stored is True:  # by an append whose answer was lost
             events = await self.events()
             return next((recorded.event.data for recorded in reversed(events) if recorded.event.id == event_id), fact)

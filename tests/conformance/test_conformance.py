@@ -155,7 +155,8 @@ def start_run(origin: Origin, fields: dict[str, Any], specs: Mapping[str, Spec])
 
 
 def record(origin: Origin, fields: dict[str, Any], specs: Mapping[str, Spec]) -> Command:
-    return commands.RecordFact(origin=origin, fact=fact_of(fields))  # pyright: ignore[reportArgumentType]
+    by = msgspec.convert(fields.pop("takes_over", None), commands.TakeOver | None)
+    return commands.RecordFact(origin=origin, fact=fact_of(fields), takes_over=by)  # pyright: ignore[reportArgumentType]
 
 
 def expire_request(origin: Origin, fields: dict[str, Any], specs: Mapping[str, Spec]) -> Command:

@@ -24,6 +24,7 @@ from turnstream.session.commands import (
     RetrySession,
     RunFact,
     StartRun,
+    TakeOver,
     UpdateSession,
     WithdrawMessage,
 )
@@ -295,8 +296,10 @@ def start(fact: RunStarted, *, gone: Iterable[int] = (), nonce: str = "n") -> St
     return StartRun(origin=origin(name, actor=fact.runner), started=fact, gone=frozenset(gone))
 
 
-def record(fact: RunFact) -> RecordFact:
-    return RecordFact(origin=origin(f"fact {fact}", actor=RUNNER), fact=fact)
+def record(fact: RunFact, *, taking: Wake | None = None, gone: Iterable[int] = ()) -> RecordFact:
+    """`taking`: the wake-up of a drive that has not started the attempt."""
+    by = TakeOver(taking, frozenset(gone)) if taking else None
+    return RecordFact(origin=origin(f"fact {fact}", actor=RUNNER), fact=fact, takes_over=by)
 
 
 def with_origin(command: Any, **fields: Any) -> Any:

@@ -1,5 +1,7 @@
 """What may be stored, rule by rule."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from tests.core.scenario import (
@@ -446,7 +448,10 @@ def test_s21_a_fourth_recovery_without_a_new_fact_is_refused() -> None:
     given(*facts[:-1]).when(start(facts[-1])).then(facts[-1])
     given(*facts).when(fourth).then(rejected("invalid_transition"))
     given(*facts, replied(1, 1, "a", attempt=4)).when(fourth).then(fourth.started)
-    over = given(*facts).when(record(ended(1, "failed", 4, error=failure("max_attempts_exceeded"))))
+    died = ended(1, "failed", 4, error=failure("max_attempts_exceeded"))
+    given(*facts).when(record(died)).then(rejected("invalid_transition"))
+    given(*facts).when(record(died, taking=OTHER_WAKE)).then(rejected("fenced"))
+    over = given(*facts).when(record(died, taking=OTHER_WAKE, gone=[7])).then(died)
     over.and_when(post("m2")).then(posted("m2", 2))
 
 
@@ -461,8 +466,18 @@ def test_s21_a_call_that_is_only_settled_is_no_progress() -> None:
 
 
 def test_a25_a_run_that_went_on_is_not_failed_for_too_many_attempts() -> None:
-    late = record(ended(1, "failed", error=failure("max_attempts_exceeded")))
+    late = record(ended(1, "failed", error=failure("max_attempts_exceeded")), taking=REDELIVERED)
     given(*RUNNING).when(late).then(rejected("fenced"))
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled", "timed_out"])
+def test_whoever_may_not_take_a_run_over_does_not_end_it(status: Any) -> None:
+    end = ended(1, status, error=failure("deadline_exceeded"))
+    given(*RUNNING).when(record(end, taking=OTHER_WAKE)).then(rejected("fenced"))
+    given(*RUNNING).when(record(end, taking=WAKE)).then(rejected("fenced"))
+    given(*RUNNING).when(record(end, taking=REDELIVERED)).then(end)
+    given(*RUNNING).when(record(end, taking=OTHER_WAKE, gone=[7])).then(end)
+    given(*RELEASED).when(record(end, taking=OTHER_WAKE)).then(end)
 
 
 def test_a_run_given_back_is_started_again_and_first_in_line() -> None:

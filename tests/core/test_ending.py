@@ -46,6 +46,7 @@ from turnstream.session.events import Fact, PolicyData, RunCancelRequested, Wake
 from turnstream.session.plan import CallModel, End, Start
 
 REDELIVERED = Wake(work=7, cause=20, delivery=2)
+OTHER_WAKE = Wake(work=8, cause=50, delivery=1)
 NEXT = drive(REDELIVERED, nonce="next")
 QUEUED = (opened(), posted("m1", 1))
 RUNNING = (*QUEUED, started(1, 1, "m1"))
@@ -188,7 +189,17 @@ def test_s18_what_becomes_of_a_run_whose_runner_stopped(policy: PolicyData, dura
     assert effect.attempt == 1
     session.when(again).then(rejected("invalid_transition"))
     over = ended(1, "failed", error=effect.error, unfinished=("a",))
-    session.when(record(ended(1, "failed", error=effect.error))).then(over)
+    said = ended(1, "failed", error=effect.error)
+    session.when(record(said, taking=REDELIVERED)).then(over)
+    session.when(record(said)).then(rejected("invalid_transition"))
+    session.when(record(said, taking=OTHER_WAKE)).then(rejected("fenced"))
+
+
+def test_s18_a_run_that_goes_on_by_itself_is_not_ended_as_interrupted() -> None:
+    said = record(ended(1, "failed", error=failure("interrupted")), taking=REDELIVERED)
+    given(*RUNNING).when(said).then(rejected("invalid_transition"))
+    fails = PolicyData(recovery="fail")
+    with_policy(fails, started(1, 1, "m1"), released(1)).when(said).then(rejected("invalid_transition"))
 
 
 def test_a_runner_that_gives_its_run_back_has_not_stopped() -> None:
@@ -202,7 +213,7 @@ def test_s18_the_messages_of_an_interrupted_run_stay_taken() -> None:
     session = with_policy(
         PolicyData(recovery="fail", on_busy="steer"), started(1, 1, "m1"), steers("m2", 1), steered(1, "m2")
     )
-    over = session.when(record(ended(1, "failed", error=failure("interrupted"))))
+    over = session.when(record(ended(1, "failed", error=failure("interrupted")), taking=REDELIVERED))
     over.then(ended(1, "failed", error=failure("interrupted")))
     over.and_when(withdraw("m1")).then(rejected("not_queued"))
     over.and_when(withdraw("m2")).then(rejected("not_queued"))

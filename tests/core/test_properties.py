@@ -28,11 +28,12 @@ from tests.core.scenario import (
 )
 from tests.core.world import ASKED, SPECS, World, Writer, due
 
-from turnstream.session.commands import Command, RecordFact, RunFact, StartRun
+from turnstream.session.commands import Command, RecordFact, RunFact, StartRun, TakeOver
 from turnstream.session.decide import Decision
 from turnstream.session.events import (
     Ask,
     DeleteData,
+    Error,
     ModelReplied,
     OnMessageData,
     Opens,
@@ -207,7 +208,12 @@ class Players:
             gone = frozenset({dice.of([1, 2, 3]), dice.of([4, 5, 6])})
             self.world.handle(writer, StartRun(origin=words, started=fact, gone=gone))
         else:
-            self.world.handle(writer, RecordFact(origin=words, fact=fact))
+            by = TakeOver(wake_of(dice), frozenset({dice.of([1, 2, 3]), dice.of([4, 5, 6])}))
+            self.world.handle(writer, RecordFact(origin=words, fact=fact, takes_over=dice.of([None, by])))
+
+
+def wake_of(dice: Dice) -> Wake:
+    return Wake(work=dice.of([1, 2, 3]), cause=dice.of([1, 5, 9]), delivery=dice.of([1, 2, 3]))
 
 
 def claim(session: Session, dice: Dice) -> RunFact | RunStarted:
@@ -217,7 +223,10 @@ def claim(session: Session, dice: Dice) -> RunFact | RunStarted:
     call = dice.of([call.id for call in run.open_calls] or ["c0", "c1"])
     match dice.of([ModelReplied, ToolStarted, ToolReturned, RunReleased, RunSteered, RunWaiting, RunEnded, RunStarted]):
         case kind if kind is RunEnded:
-            return RunEnded(run=n, attempt=attempt, status=dice.of(["completed", "failed", "cancelled", "timed_out"]))
+            status = dice.of(["completed", "failed", "failed", "failed", "cancelled", "timed_out"])
+            code = dice.of([None, "interrupted", "max_attempts_exceeded"]) if status == "failed" else None
+            error = Error(code=code, message="?") if code else None
+            return RunEnded(run=n, attempt=attempt, status=status, error=error)
         case kind if kind is RunReleased:
             return RunReleased(run=n, attempt=attempt)
         case kind if kind is ModelReplied:
@@ -244,7 +253,7 @@ def claim(session: Session, dice: Dice) -> RunFact | RunStarted:
             )
             return RunWaiting(run=n, attempt=attempt, requests=asks[: dice.of([1, 2, 3])])
         case _:
-            wake = Wake(work=dice.of([1, 2, 3]), cause=dice.of([1, 5, 9]), delivery=dice.of([1, 2, 3]))
+            wake = wake_of(dice)
             trigger, names = dice.of([run.next_start(), ("message", run.message_ids), ("recovery", ())])
             return RunStarted(run=n, attempt=attempt + 1, runner="?", wake=wake, trigger=trigger, message_ids=names)
 

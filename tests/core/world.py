@@ -225,7 +225,9 @@ class World:
             case _:
                 fact = _come_of(session, effect, choice)
                 name = derive(effect.key, fact.attempt, type(fact).__name__, getattr(fact, "call_id", ""))
-                return RecordFact(origin=self._origin(drive, name), fact=fact)
+                run = session.run(fact.run)
+                by = drive.taking(session, run) if run else None
+                return RecordFact(origin=self._origin(drive, name), fact=fact, takes_over=by)
 
     def _origin(self, drive: Drive, event_id: str) -> Origin:
         return origin("", id=event_id, actor=drive.runner, time=self.now)

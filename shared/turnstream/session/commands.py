@@ -24,6 +24,7 @@ from turnstream.session.events import (
     Title,
     ToolReturned,
     ToolStarted,
+    Wake,
 )
 
 RunFact = ModelReplied | ToolStarted | ToolReturned | RunSteered | RunWaiting | RunReleased | RunEnded
@@ -143,10 +144,20 @@ class StartRun(_Command, frozen=True, kw_only=True):
     gone: frozenset[int] = frozenset()
 
 
+class TakeOver(msgspec.Struct, frozen=True):
+    """By what a drive may take a running run from its runner: its own wake-up, and those that it looked for in `WORK`
+    and did not find any more."""
+
+    wake: Wake
+    gone: frozenset[int] = frozenset()
+
+
 class RecordFact(_Command, frozen=True, kw_only=True):
-    """A drive reports what an attempt of its run did. A fact of an attempt that is not the current one is refused."""
+    """A drive reports what an attempt of its run did. A fact of an attempt that is not the current one is refused.
+    `takes_over`: the drive has not started the running attempt that it ends, and does so in its runner's place."""
 
     fact: RunFact
+    takes_over: TakeOver | None = None
 
 
 Command = (

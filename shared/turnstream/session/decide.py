@@ -1,7 +1,7 @@
 """`decide(command, session) -> Decision | None`: the only place that says what may be stored.
 
 None means that the session says so already: a repeat of a command with its idempotency key, a cancel of a run that has
-ended, the withdrawal of a message that was withdrawn, a start that this drive has made. A refusal is `Rejected`. Nothing
+ended, the withdrawal of a withdrawn message, a start that this drive has made. A refusal is `Rejected`. Nothing
 here reads a clock, waits or makes up an id. Where a message goes is in `routing.py`.
 
 Order of the checks: a deleted session is not there, but for what deletes it; a repeat is recognised; then
@@ -25,6 +25,7 @@ from turnstream.session.commands import (
     RecordFact,
     RetrySession,
     StartRun,
+    TakeOver,
     UpdateSession,
     WithdrawMessage,
 )
@@ -361,17 +362,17 @@ def _expire(command: ExpireRequest, session: Session) -> Decision | None:
     return Decision(event_of(command, session, data), settled=(expiry(run.n, request.k),))
 
 
-def may_take_over(run: Run, started: RunStarted, gone: frozenset[int]) -> bool:
-    """Whether this start may take a running run from its runner: it came by the same wake-up, delivered again, or the
+def may_take_over(run: Run, by: TakeOver) -> bool:
+    """Whether a drive may take a running run from its runner: it came by the same wake-up, delivered again, or the
     wake-up that the run was started by is no longer in `WORK` (its runner is gone).
 
     Two wake-ups of one sequence and different causes: `WORK` was made anew, and the older one went with it."""
-    held, wake = run.wake, started.wake
+    held, wake = run.wake, by.wake
     if held is None:
         return False
     if wake.work == held.work:
         return wake.delivery > held.delivery or wake.cause != held.cause
-    return held.work in gone
+    return held.work in by.gone
 
 
 def _start(command: StartRun, session: Session) -> Decision | None:
@@ -382,7 +383,7 @@ def _start(command: StartRun, session: Session) -> Decision | None:
     if started.attempt != run.attempt + 1:
         raise Rejected("fenced", f"attempt {run.attempt} of run {session.key.run(run.n)} is there already")
     if run.status == "running":
-        if not may_take_over(run, started, command.gone):
+        if not may_take_over(run, TakeOver(started.wake, command.gone)):
             raise Rejected("fenced", f"run {session.key.run(run.n)} is carried out by {run.runner}")
         if run.cancel or not run.recovers or run.recoveries >= MAX_RECOVERIES:
             raise no_edge(session, run, "run.started")
@@ -443,6 +444,7 @@ def _record(command: RecordFact, session: Session) -> Decision:
                 raise no_edge(session, run, "run.released")
             wakes = (run.spec.queue,)
         case RunEnded():
+            _may_end(session, run, fact, command.takes_over)
             fact = _end(session, run, fact)
             if isinstance(fact, RunEnded):
                 # The drive that reports this plans again and starts what waits for its own queue: others are woken.
@@ -497,6 +499,20 @@ def _wait(session: Session, run: Run, waiting: RunWaiting) -> None:
             raise Rejected("invalid", f"requests: {ask.request}: {fault}", field="requests")
 
 
+def _may_end(session: Session, run: Run, ended: RunEnded, by: TakeOver | None) -> None:
+    """That its runner stopped is said of a running run by whoever may take it over, and by nobody else."""
+    name = session.key.run(run.n)
+    if by is not None and run.status == "running" and not may_take_over(run, by):
+        raise Rejected("fenced", f"run {name} is carried out by {run.runner}")
+    code = ended.error.code if ended.error else None
+    if code not in ("interrupted", "max_attempts_exceeded"):
+        return
+    if by is None or run.status != "running" or (code == "interrupted" and run.recovers):
+        raise no_edge(session, run, f"run.ended ({code})")
+    if code == "max_attempts_exceeded" and run.recoveries < MAX_RECOVERIES:
+        raise Rejected("fenced", f"run {name} has gone on since")
+
+
 def _end(session: Session, run: Run, ended: RunEnded) -> RunEnded | ModelReplied:
     """The end as it is stored. An answer is none while a message is there that the run can still take: then it is one
     more reply."""
@@ -507,8 +523,6 @@ def _end(session: Session, run: Run, ended: RunEnded) -> RunEnded | ModelReplied
         raise no_edge(session, run, f"run.ended ({ended.status})")
     if ended.status == "completed" and run.open_calls:
         raise no_edge(session, run, "run.ended (completed)")
-    if code == "max_attempts_exceeded" and run.recoveries < MAX_RECOVERIES:
-        raise Rejected("fenced", f"run {session.key.run(run.n)} has gone on since")
     if ended.status == "completed" and run.steering:
         if run.answered:  # the answer is such a reply already
             raise no_edge(session, run, "run.ended (completed)")

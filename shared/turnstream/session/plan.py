@@ -8,8 +8,9 @@ the same effects with the same keys. A key is also the effect's idempotency key 
 import msgspec
 
 from turnstream.ids import derive
+from turnstream.session.commands import TakeOver
 from turnstream.session.decide import MAX_RECOVERIES, may_take_over
-from turnstream.session.events import DeleteMode, EndStatus, Error, RunStarted, ToolStatus, Trigger, Wake
+from turnstream.session.events import DeleteMode, EndStatus, Error, ToolStatus, Trigger, Wake
 from turnstream.session.limits import spent
 from turnstream.session.state import Call, Run, Session
 
@@ -30,6 +31,10 @@ class Drive(msgspec.Struct, frozen=True, kw_only=True):
 
     def owns(self, session: Session, run: Run) -> bool:
         return run.status == "running" and run.start_id == self.start_id(session, run.n, run.attempt)
+
+    def taking(self, session: Session, run: Run) -> TakeOver | None:
+        """By what it may take this run from its runner; None of one that nobody else carries out."""
+        return None if run.status != "running" or self.owns(session, run) else TakeOver(self.wake, self.gone)
 
 
 class _Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +182,7 @@ def _of_mine(session: Session, run: Run, now: int) -> tuple[Effect, ...]:
 def _of_other(session: Session, run: Run, now: int, drive: Drive) -> tuple[Effect, ...]:
     """Of a run that this drive does not carry out."""
     taken_over = run.status == "running"
-    if taken_over and not may_take_over(run, _start_data(run, drive), drive.gone):
+    if taken_over and not may_take_over(run, TakeOver(drive.wake, drive.gone)):
         return ()
     if (run.taken or run.cancel) and (closing := _closing(run, now, taken_over=taken_over)):
         return (end(session, run, *closing),)
@@ -256,10 +261,6 @@ def _start(session: Session, run: Run) -> Start:
     attempt = run.attempt + 1
     key = f"{session.key.account}/{session.key.run(run.n)}:start:{attempt}"
     return Start(key=key, run=run.n, attempt=attempt, trigger=trigger, message_ids=message_ids)
-
-
-def _start_data(run: Run, drive: Drive) -> RunStarted:
-    return RunStarted(run=run.n, attempt=run.attempt + 1, runner=drive.runner, wake=drive.wake)
 
 
 def _key(session: Session, run: Run, step: int) -> str:
