@@ -199,7 +199,8 @@ async def test_a_session_is_played_with_from_the_command_line(home: Home) -> Non
     assert [one["author"] for one in waiting] == ["user:ann", "user:bob"]
     for one in waiting:
         assert "is withdrawn" in (await home.run("withdraw", "s1", one["message"])).out
-    assert "not_queued" in (await home.run("withdraw", "s1", waiting[0]["message"], expect=4)).err
+    first = json.loads((await home.run("history", "s1", "--json")).out.splitlines()[0])
+    assert "not_queued" in (await home.run("withdraw", "s1", first["message_id"], expect=4)).err
     assert (await home.run("queue", "s1")).out == "in front: s1.1\nnothing waits\n"
     await home.run("stop", "s1")
     assert "run_active" not in (await home.run("send", "s1", '[tool add {"a":1,"b":2}] [then] [say Three.]')).out
