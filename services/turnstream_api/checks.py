@@ -23,15 +23,19 @@ _AT_ONCE = 0.25
 AUTHOR = re.compile(r"(user|agent|client):[A-Za-z0-9._@:+-]{1,64}")
 """Who may be named as an author or an actor from outside."""
 
+WHOLE = r"$(?!\n)"
+"""The end of a text, in the regular expressions of Python and of JSON Schema alike: `$` alone lets a line end pass."""
 Metadata = Annotated[dict[str, object], Meta(description="Anything of yours, 8 KiB as JSON at most.")]
 TitleText = Annotated[str, Meta(min_length=1, max_length=TITLE_MAX)]
 SessionId = Annotated[
-    str, Meta(pattern=rf"^{ids.TOKEN.pattern}$", description="A new session's id must not contain `--`.")
+    str, Meta(pattern=rf"^{ids.TOKEN.pattern}{WHOLE}", description="A new session's id must not contain `--`.")
 ]
-MessageId = Annotated[str, Meta(pattern=rf"^{ids.TOKEN.pattern}$", description="Also the message's idempotency key.")]
-AgentName = Annotated[str, Meta(pattern=rf"^{ids.NAME.pattern}$")]
+MessageId = Annotated[
+    str, Meta(pattern=rf"^{ids.TOKEN.pattern}{WHOLE}", description="Also the message's idempotency key.")
+]
+AgentName = Annotated[str, Meta(pattern=rf"^{ids.NAME.pattern}{WHOLE}")]
 ModelName = Annotated[str, Meta(min_length=1, max_length=128, description="Instead of the agent's model.")]
-Author = Annotated[str, Meta(pattern=rf"^{AUTHOR.pattern}$", description="Who says it; absent: the caller.")]
+Author = Annotated[str, Meta(pattern=rf"^{AUTHOR.pattern}{WHOLE}", description="Who says it; absent: the caller.")]
 Seq = Annotated[int, Meta(ge=0, le=2**53)]
 ExpectedSeq = Annotated[
     int, Meta(ge=0, le=2**53, description="Refused with `session_moved` if the session's last sequence is another.")

@@ -7,7 +7,7 @@ dispatchers may share the consumer.
 
 Most of what is said to fall due is settled within a moment (a run's deadline, by its end), so a timer is held back for
 `HOLD` seconds, its event unacknowledged, and often never stored. A timer that was stored and is settled later is taken
-back by the dispatcher that stored it; one that another stored goes off for nothing, which is harmless.
+back, a little later where another dispatcher may have stored it.
 """
 
 import asyncio
@@ -28,6 +28,8 @@ SLOTS: Final = 1024
 """Events that are carried at once."""
 HOLD: Final = 5.0
 """Seconds that a timer is held back; well below the consumer's patience."""
+STORED: Final = 1.0
+"""Seconds in which a timer is stored that is held back no longer."""
 TIMERS: Final = 100_000
 """How many of its timers a dispatcher remembers, to take them back."""
 RETRY: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -38,14 +40,16 @@ _ASKS: Final = frozenset({subjects.WAKE, subjects.DUE, subjects.SETTLED})
 
 
 class _Asked:
-    """What one event asks for: wake-ups, timers to take back, timers at once, timers that are held back."""
+    """What one event asks for: wake-ups, timers to take back, of which another dispatcher may know, timers at once,
+    timers that are held back."""
 
-    __slots__ = ("drops", "dues", "held", "key", "wakes")
+    __slots__ = ("drops", "dues", "held", "key", "others", "wakes")
 
     def __init__(self, key: SessionKey, wakes: list[str]) -> None:
         self.key = key
         self.wakes = wakes
         self.drops: list[str] = []
+        self.others: list[str] = []
         self.dues: list[Due] = []
         self.held: dict[Due, asyncio.Future[None]] = {}
 
@@ -99,6 +103,8 @@ class Dispatch:
             elif (key, what) in self._stored:
                 del self._stored[key, what]
                 asked.drops.append(what)
+            else:
+                asked.others.append(what)
         try:
             dues = parse_dues(headers[subjects.DUE]) if subjects.DUE in headers else []
         except ValueError as error:
@@ -109,7 +115,7 @@ class Dispatch:
                 asked.held[due] = self._held[key, due.what] = asyncio.get_running_loop().create_future()
             else:
                 asked.dues.append(due)
-        return asked if asked.wakes or asked.drops or dues else None
+        return asked if asked.wakes or asked.drops or asked.others or dues else None
 
     async def _carry(self, delivery: Delivery, asked: _Asked) -> None:
         seq, key = delivery.seq, asked.key
@@ -130,6 +136,10 @@ class Dispatch:
                 if self._held.get((key, due.what)) is held:
                     del self._held[key, due.what]
                     await self._store(key, delivery, due)
+            if asked.others:  # whoever holds them back will have stored them by then
+                await asyncio.sleep(self._hold + STORED)
+                for what in asked.others:
+                    await _until_stored(seq, partial(self._timers.drop, key, what))
             await self._done(delivery)
         finally:
             del self._carrying[seq]

@@ -70,14 +70,17 @@ def question(call: ToolCall, request: str) -> Ask:
     """What this call asks. Raises `ValueError` for one that cannot be asked."""
     try:
         asked = msgspec.json.decode(fit(call.arguments), type=_Question)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"the arguments do not fit: {error}") from None
     if not asked.question.strip():
         raise ValueError("the question is empty")
-    if len(asked.choices) > CHOICES_MAX or not all(choice.strip() for choice in asked.choices):
+    choices = tuple([choice.strip() for choice in asked.choices])  # as a message that answers is taken
+    if len(choices) > CHOICES_MAX or not all(choices):
         raise ValueError(f"choices: {CHOICES_MAX} at most, and none is blank")
     if asked.schema is not None and (fault := answers.fault_of(asked.schema)):
         raise ValueError(f"schema: {fault}")
+    for choice in choices:
+        _check("choices", choice, asked, choices)
     if asked.expires_in is not None and not 0 < asked.expires_in <= EXPIRY_MAX:
         raise ValueError(f"expires_in: more than 0 and at most {EXPIRY_MAX} seconds")
     has_default = asked.default is not msgspec.UNSET
@@ -85,26 +88,27 @@ def question(call: ToolCall, request: str) -> Ask:
     if on_expiry == "default" and not has_default:
         raise ValueError("default: is missing")
     if has_default:
-        _check_default(asked)
+        _check("default", asked.default, asked, choices)
     return Ask(
         request=request,
         kind="question",
         call_id=call.id,
         prompt=_prompt(asked.question),
         schema=asked.schema,
-        choices=tuple(asked.choices),
+        choices=choices,
         expires_in=None if asked.expires_in is None else max(1, round(asked.expires_in * 1000)),
         on_expiry=on_expiry,
         default=asked.default if has_default else None,
     )
 
 
-def _check_default(asked: _Question) -> None:
+def _check(field: str, answer: object, asked: _Question, choices: tuple[str, ...]) -> None:
+    """What the model itself gives as an answer has to be one."""
     schema = "" if asked.schema is None else msgspec.json.encode(asked.schema).decode()
     try:
-        answers.check(asked.default, schema, tuple(asked.choices))
+        answers.check(answer, schema, choices)
     except Rejected as refusal:
-        raise ValueError(f"default: it does not do as an answer: {refusal.message}") from None
+        raise ValueError(f"{field}: it does not do as an answer: {refusal.message}") from None
 
 
 def approval(call: ToolCall, request: str, *, digest: str, timeout: float | None) -> Ask:

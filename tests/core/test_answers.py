@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
-from turnstream.session.answers import DEPTH_MAX, SCHEMA_MAX, check, fault_of, read
+from turnstream.session.answers import COSTLY_MAX, DEPTH_MAX, KEYWORDS_MAX, SCHEMA_MAX, check, fault_of, read
 from turnstream.session.errors import Rejected
 
 
@@ -98,7 +98,6 @@ def test_numbers_of_any_size_are_judged(answer: object) -> None:
         ADDRESS,
         {"enum": [1, "a", None]},
         {"anyOf": [{"type": "string"}, {"type": "null"}]},
-        {"const": {"$ref": "#"}},
         {"type": "string", "pattern": "^(a+)+$"},
         {"type": "string", "format": "date"},
         {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "string"},
@@ -121,6 +120,14 @@ def test_a_schema_that_can_be_used(schema: dict[str, object]) -> None:
         {"$ref": "#"},
         {"items": {"$dynamicRef": "#x"}},
         {"description": "x" * SCHEMA_MAX},
+        # Nothing is looked up, wherever it stands; and nothing takes long.
+        {"const": {"$ref": "#"}},
+        {"properties": {"const": {"$ref": "http://127.0.0.1:1/x"}}},
+        {"$defs": {"enum": {"$ref": "file:///etc/hostname"}}},
+        {"pattern": "(a{1,200}){100}"},
+        {"allOf": [{"pattern": "a"}] * (COSTLY_MAX + 1)},
+        {"allOf": [{"uniqueItems": True}] * (COSTLY_MAX + 1)},
+        {"properties": {f"p{n}": {} for n in range(KEYWORDS_MAX + 1)}},
     ],
 )
 def test_a_schema_that_cannot_be_used(schema: dict[str, object]) -> None:

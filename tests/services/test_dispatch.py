@@ -155,6 +155,19 @@ async def test_a_stored_timer_is_taken_back_when_it_is_settled(broker: Broker, w
     await carrying.close()
 
 
+async def test_a_timer_that_another_dispatcher_stored_is_taken_back_too(broker: Broker, writer: Writer) -> None:
+    """One that is gone since, say; its events are acknowledged when that is done."""
+    first = Carrying(broker, hold=0.05)
+    await writer.append(dues=(Due(60_000, "default", "expiry-1-1"),))
+    await eventually(lambda: carried(broker))
+    await first.close()
+    second = Carrying(broker, hold=0.05)
+    await writer.append(settled=("expiry-1-1",))
+    await eventually(lambda: carried(broker))
+    assert await timers(broker) == 0
+    await second.close()
+
+
 async def test_what_was_stored_while_nobody_dispatched_is_carried_later(broker: Broker, writer: Writer) -> None:
     seqs = [await writer.append("default") for _ in range(20)]
     carrying = Carrying(broker)

@@ -54,6 +54,8 @@ FINISHES: Mapping[str | None, Finish] = {
     "content_filter": "content_filter",
 }
 RETRYABLE = frozenset({408, 409, 425, 429})
+CALLS_MAX = 256
+"""Tools that one reply may ask for; the call is given up at the next, for what reads them takes the square of that."""
 
 
 class OpenAIChat:
@@ -78,6 +80,7 @@ class OpenAIChat:
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Item, None]:
         text, reasoning = Joined(), Joined()
+        calls = 0
         asked = model_request_stream(
             self._model,
             prompt.messages(request, system=self._model.system, source=self._source),
@@ -88,6 +91,9 @@ class OpenAIChat:
         try:
             async with asked as stream:
                 async for event in stream:
+                    calls += isinstance(event, PartStartEvent) and isinstance(event.part, ToolCallPart)
+                    if calls > CALLS_MAX:
+                        raise ModelError(f"the model asked for more than {CALLS_MAX} tools in one reply")
                     said, thought = _said(event)
                     if said and (piece := text.feed(said)):
                         yield TextDelta(piece)

@@ -15,25 +15,35 @@ from turnstream.session.errors import Rejected
 
 SCHEMA_MAX: Final = 8192
 """Bytes of a schema."""
+KEYWORDS_MAX: Final = 200
+"""Keywords, and names of properties, of a schema."""
+COSTLY_MAX: Final = 8
+"""How often a schema may ask for what takes long to find out."""
+COSTLY: Final = frozenset({"pattern", "patternProperties", "uniqueItems", "contains"})
+PATTERN_BYTES: Final = 64 * 1024
+"""Bytes of a regular expression as it is compiled."""
 DEPTH_MAX: Final = 32
 """Levels of a schema, and of an answer."""
 REFUSED: Final = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 _SHOWN: Final = 200
-_DATA: Final = frozenset({"const", "enum", "default", "examples"})
 
 
 def fault_of(schema: Mapping[str, object]) -> str | None:
     """Why a schema cannot be used, if so."""
-    size = len(msgspec.json.encode(schema))
-    if size > SCHEMA_MAX:
-        return f"the schema has {size} bytes, more than {SCHEMA_MAX}"
-    for depth, name in _keywords(schema, 1):
-        if name in REFUSED:
-            return f"{name} cannot be used in a schema"
-        if depth > DEPTH_MAX:
-            return f"the schema is more than {DEPTH_MAX} levels deep"
+    if _is_deep(schema, DEPTH_MAX + 1):
+        return f"the schema is more than {DEPTH_MAX} levels deep"
+    text = msgspec.json.encode(schema)
+    if len(text) > SCHEMA_MAX:
+        return f"the schema has {len(text)} bytes, more than {SCHEMA_MAX}"
+    names = list(_names(schema))
+    if refused := REFUSED.intersection(names):  # wherever they stand: nothing is ever looked up for a schema
+        return f"{min(refused)} cannot be used in a schema"
+    if len(names) > KEYWORDS_MAX:
+        return f"the schema has {len(names)} keywords, more than {KEYWORDS_MAX}"
+    if sum(name in COSTLY for name in names) > COSTLY_MAX:
+        return f"the schema has more than {COSTLY_MAX} of {', '.join(sorted(COSTLY))}"
     try:
-        _validator(msgspec.json.encode(schema).decode())
+        _validator(text.decode())
     except ValidationError as error:
         return _said(error)
     return None
@@ -81,19 +91,18 @@ def _said(error: ValidationError) -> str:
     return error.message if len(error.message) <= _SHOWN else f"{error.message[:_SHOWN]}…"
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _validator(schema: str) -> Draft202012Validator:
-    return Draft202012Validator(msgspec.json.decode(schema), pattern_options=RegexOptions())
+    options = RegexOptions(size_limit=PATTERN_BYTES, dfa_size_limit=PATTERN_BYTES)
+    return Draft202012Validator(msgspec.json.decode(schema), pattern_options=options, offline=True)
 
 
-def _keywords(value: object, depth: int) -> Iterator[tuple[int, str]]:
-    if depth > DEPTH_MAX + 1:
-        return
+def _names(value: object) -> Iterator[str]:
+    """Every name in it, whether it is a keyword or a property's."""
     if isinstance(value, Mapping):
         for name, inner in cast("Mapping[str, object]", value).items():
-            yield depth, name
-            if name not in _DATA:
-                yield from _keywords(inner, depth + 1)
+            yield name
+            yield from _names(inner)
     elif isinstance(value, (list, tuple)):
         for inner in cast("list[object]", value):
-            yield from _keywords(inner, depth + 1)
+            yield from _names(inner)

@@ -8,6 +8,7 @@ and errors never appear. A turn that failed or was cancelled keeps what was said
 only completed ones: then these are there as they were said, message and answer, and nothing else is.
 """
 
+import re
 from collections.abc import Iterable
 from html import escape
 from typing import Literal
@@ -37,6 +38,7 @@ INTERRUPTED = "interrupted: there is no result"
 """What a call shows whose turn ended without its result."""
 IN_DOUBT = "interrupted: there is no result, and the tool may or may not have taken effect"
 """The same where the tool had begun."""
+_FRAME = re.compile(r"<\s*/?\s*(message|notice)\b", re.IGNORECASE)
 
 
 class UserMessage(msgspec.Struct, frozen=True, tag="user"):
@@ -157,11 +159,13 @@ class _Story:
                 turn.items.append(UserMessage(self._text(posted)))
 
     def _text(self, posted: MessagePosted) -> str:
-        """From the first message of a second author on, each says whose it is."""
+        """From the first message of a second author on, each says whose it is; and so does any that looks as if it
+        did."""
         self._first_author = self._first_author or posted.author
         self._several = self._several or posted.author != self._first_author
         text = text_of(posted)
-        return _frame("message", posted.author, text) if self._several and self._framed else text
+        frames = self._framed and (self._several or _FRAME.search(text))
+        return _frame("message", posted.author, text) if frames else text
 
 
 def build(events: Iterable[Recorded], run: int | None = None, policy: Policy = STRICT) -> tuple[Message, ...]:

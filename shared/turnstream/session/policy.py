@@ -143,26 +143,27 @@ def parse_policy(given: Mapping[str, object], where: str = "policy") -> PolicyDa
     value, or is not available; null is "not given"."""
     said: dict[str, object] = {}
     for name, value in given.items():
-        if value is None:
-            continue
         path = f"{where}.{name}" if where else name
-        if name in GROUPS:
-            if not isinstance(value, Mapping):
-                raise Rejected("invalid", f"{path}: must be an object", field=path)
+        if name not in GROUPS:
+            if (one := _checked(name if "." not in name else "", path, value)) is not None:
+                said[name] = one
+        elif isinstance(value, Mapping):
             group = cast("Mapping[str, object]", value)
-            inner = {field: _checked(f"{name}.{field}", path, one) for field, one in group.items() if one is not None}
-            if inner:
-                said[name] = inner
-        else:
-            said[name] = _checked(name, where, value)
+            inner = {field: _checked(f"{name}.{field}", f"{path}.{field}", one) for field, one in group.items()}
+            if found := {field: one for field, one in inner.items() if one is not None}:
+                said[name] = found
+        elif value is not None:
+            raise Rejected("invalid", f"{path}: must be an object", field=path)
     return msgspec.convert(said, PolicyData) if said else NO_POLICY
 
 
-def _checked(name: str, where: str, value: object) -> object:
-    """The value, as JSON has it, if this field of the policy may have it."""
-    path = f"{where}.{name.rpartition('.')[2]}" if where else name
+def _checked(name: str, path: str, value: object) -> object:
+    """The value, as JSON has it, if this field of the policy may have it; `path` is what it is called where it was
+    given."""
     if name not in CHOICES:
         raise Rejected("invalid", f"{path}: no such policy field", field=path)
+    if value is None:
+        return None
     if name == "starters" and isinstance(value, (list, tuple)):
         names = cast("list[object]", value)
         if not 0 < len(names) <= STARTERS_MAX or not all(
