@@ -32,9 +32,10 @@ from turnstream.session.events import (
     ToolStarted,
     Unknown,
 )
+from turnstream.session.fold import evolve
 from turnstream.session.policy import resolve
 from turnstream.session.recent import Recent
-from turnstream.session.state import Run, Session, evolve, has_edge, request_id
+from turnstream.session.state import Run, Session, has_edge, request_id
 from turnstream_projector.findings import Findings, Kind
 
 

@@ -17,7 +17,8 @@ from turnstream.log.handle import Sessions
 from turnstream.session.commands import Command, Origin, RecordFact, RunFact, TakeOver
 from turnstream.session.errors import Rejected
 from turnstream.session.events import Ask, Event, Fact, ModelReplied, Recorded, RunWaiting, ToolCall, Unknown
-from turnstream.session.state import Run, Session, evolve
+from turnstream.session.fold import evolve
+from turnstream.session.state import Run, Session
 from turnstream.telemetry import get_logger
 
 log = get_logger()

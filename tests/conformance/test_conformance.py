@@ -29,9 +29,10 @@ from turnstream.session.events import (
     Title,
     Unknown,
 )
+from turnstream.session.fold import fold
 from turnstream.session.history import AssistantMessage, Message, ToolMessage, UserMessage, build
 from turnstream.session.policy import CHOICES, NOT_AVAILABLE, parse_policy, resolve
-from turnstream.session.state import Session, fold
+from turnstream.session.state import Session
 
 FOLDER = Path(__file__).parent
 DOCUMENTS = (

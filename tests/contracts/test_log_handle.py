@@ -21,7 +21,8 @@ from turnstream.log.memory import MemoryLog
 from turnstream.session.decide import Decision
 from turnstream.session.errors import Rejected
 from turnstream.session.events import Opens, Recorded
-from turnstream.session.state import Session, fold
+from turnstream.session.fold import fold
+from turnstream.session.state import Session
 
 KEY = SessionKey("default", "s1")
 OTHER = SessionKey("default", "s2")

@@ -71,8 +71,9 @@ from turnstream.session.events import (
     Usage,
     Wake,
 )
+from turnstream.session.fold import evolve
 from turnstream.session.plan import Drive, Effect, plan
-from turnstream.session.state import Session, evolve
+from turnstream.session.state import Session
 
 KEY = SessionKey("default", "s1")
 SKIP = 10

@@ -51,8 +51,9 @@ from turnstream.session.events import (
     SessionErased,
     Wake,
 )
+from turnstream.session.fold import evolve
 from turnstream.session.plan import Erase, blocked_by, next_due
-from turnstream.session.state import Session, evolve
+from turnstream.session.state import Session
 
 CANCEL = PolicyData(delete=DeleteData(active="cancel"))
 IDLE = (opened(), posted("m1", 1), started(1, 1, "m1"), ended(1))

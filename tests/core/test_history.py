@@ -53,6 +53,7 @@ from turnstream.session.events import (
     ToolCall,
     Wake,
 )
+from turnstream.session.fold import evolve
 from turnstream.session.history import (
     IN_DOUBT,
     INTERRUPTED,
@@ -66,7 +67,7 @@ from turnstream.session.history import (
     cut,
 )
 from turnstream.session.policy import PRESETS, STRICT, Policy, resolve
-from turnstream.session.state import Session, evolve
+from turnstream.session.state import Session
 
 REDELIVERED = Wake(work=WAKE.work, cause=WAKE.cause, delivery=2)
 

@@ -48,8 +48,9 @@ from turnstream.session.events import (
     ToolStarted,
     Wake,
 )
+from turnstream.session.fold import fold
 from turnstream.session.plan import plan
-from turnstream.session.state import Run, Session, fold, request_id
+from turnstream.session.state import Run, Session, request_id
 
 T = TypeVar("T")
 NOBODY = Run(n=1, spec=SPECS["default"], message_ids=("m1",), author="user:ann", requested_seq=1, requested_at=1)

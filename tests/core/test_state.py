@@ -40,7 +40,8 @@ from tests.core.scenario import (
 )
 
 from turnstream.session.events import Fact, Recorded, SessionUpdated, Unknown, Usage, Wake
-from turnstream.session.state import REMEMBERED, Session, Turn, evolve, fold
+from turnstream.session.fold import evolve, fold
+from turnstream.session.state import REMEMBERED, Session, Turn
 
 REDELIVERED = Wake(work=WAKE.work, cause=WAKE.cause, delivery=2)
 RUNNING = (opened(), posted("m1", 1), started(1, 1, "m1"))

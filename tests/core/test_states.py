@@ -73,7 +73,8 @@ from turnstream.session.events import (
     Unknown,
     Wake,
 )
-from turnstream.session.state import EDGES, Session, evolve
+from turnstream.session.fold import evolve
+from turnstream.session.state import EDGES, Session
 
 Edge = tuple[RunStatus | None, str, RunStatus]
 

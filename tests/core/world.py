@@ -52,6 +52,7 @@ from turnstream.session.events import (
     Usage,
     Wake,
 )
+from turnstream.session.fold import evolve, fold
 from turnstream.session.plan import (
     CallModel,
     CallTool,
@@ -69,7 +70,7 @@ from turnstream.session.plan import (
     blocked_by,
     plan,
 )
-from turnstream.session.state import Session, evolve, fold, request_id
+from turnstream.session.state import Session, request_id
 
 SPECS = {
     name: msgspec.structs.replace(spec, limits=Limits(max_steps=4, max_tool_calls=8, timeout=1000))

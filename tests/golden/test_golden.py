@@ -61,7 +61,8 @@ from turnstream.session.events import (
     Usage,
     Wake,
 )
-from turnstream.session.state import Session, fold
+from turnstream.session.fold import fold
+from turnstream.session.state import Session
 
 FOLDER = Path(__file__).parent
 KEY = SessionKey("acme", "s1")

@@ -57,8 +57,9 @@ from turnstream.session.events import (
     Usage,
     Wake,
 )
+from turnstream.session.fold import evolve
 from turnstream.session.policy import parse_policy
-from turnstream.session.state import Run, Session, evolve, request_id
+from turnstream.session.state import Run, Session, request_id
 from turnstream.subjects import MESSAGE_ID, TYPE
 from turnstream.views.batch import Archived
 from turnstream_projector.reading import extent

@@ -20,7 +20,8 @@ from turnstream.session.commands import Command
 from turnstream.session.decide import Decision, decide
 from turnstream.session.errors import Rejected
 from turnstream.session.events import Recorded, SessionDeleted, SessionErased
-from turnstream.session.state import Session, evolve, fold
+from turnstream.session.fold import evolve, fold
+from turnstream.session.state import Session
 
 ATTEMPTS = 100
 """How often one command is decided. Each conflict is another writer's success, so nobody comes near by honest means."""

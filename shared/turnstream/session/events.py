@@ -1,6 +1,6 @@
 """The facts of a session. One event is one message on the session's subject.
 
-Data only: how an event folds is in `state.py`, what may be stored is in `decide.py`, how it is written as bytes is in
+Data only: how an event folds is in `fold.py`, what may be stored is in `decide.py`, how it is written as bytes is in
 `turnstream.log.codec`. Fields are only ever added, with a default, so that an event stored by any earlier release
 loads. Times are milliseconds since the epoch by the broker's clock; durations are milliseconds.
 """

@@ -1,7 +1,7 @@
 """A batch of events becomes changed rows: however often an event touches a row, it is written once.
 
 Pure but for the loading of the rows that are there already. Projector, rebuild and fsck all fold through here. Each
-session is folded by `turnstream.session.state.evolve`, from what its rows keep; what the event does to a row is asked
+session is folded by `turnstream.session.fold.evolve`, from what its rows keep; what the event does to a row is asked
 of the row's view where that fold has changed something, and only there.
 """
 
@@ -19,7 +19,8 @@ from turnstream.session.events import (
     SessionDeleted,
     SessionErased,
 )
-from turnstream.session.state import Run, Session, evolve
+from turnstream.session.fold import evolve
+from turnstream.session.state import Run, Session
 from turnstream.views import history, requests, run_row, runs, session_row, sessions, steps
 from turnstream.views.rows import Values
 

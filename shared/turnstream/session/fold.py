@@ -1,0 +1,474 @@
+"""What a session is after an event: `evolve(session, recorded)`; after many: `fold`.
+
+Pure, and total: whatever a log holds can be folded. An event that fits no edge of the table in `state.py` is ignored
+when read (the first end wins); it is `decide` that refuses to write one.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import assert_never
+
+import msgspec
+
+from turnstream.session.events import (
+    NO_POLICY,
+    MessagePosted,
+    MessageWithdrawn,
+    ModelReplied,
+    Opens,
+    Recorded,
+    RequestAnswered,
+    Requested,
+    RequestExpired,
+    RunCancelRequested,
+    RunEnded,
+    RunReleased,
+    RunRequested,
+    RunStarted,
+    RunStatus,
+    RunSteered,
+    RunWaiting,
+    SessionDeleted,
+    SessionErased,
+    SessionOpened,
+    SessionUpdated,
+    Spec,
+    ToolReturned,
+    ToolStarted,
+    Unknown,
+)
+from turnstream.session.state import (
+    WITHDRAWN,
+    Call,
+    Closed,
+    Closing,
+    Deleted,
+    Ended,
+    Receipt,
+    Request,
+    Run,
+    Session,
+    Turn,
+    call_digest,
+    has_edge,
+    request_id,
+    said,
+)
+
+TURNS = 64
+"""How many turns lie in one block: ending a turn copies the last block, not all turns."""
+
+
+def fold(session: Session, events: Iterable[Recorded]) -> Session:
+    for recorded in events:
+        session = evolve(session, recorded)
+    return session
+
+
+def evolve(session: Session, recorded: Recorded) -> Session:
+    """The session after this event. Events come in the order of their sequence; none is left out."""
+    event = recorded.event
+    data = event.data
+    if session.deleted and not isinstance(data, SessionErased):
+        return msgspec.structs.replace(session, seq=recorded.seq)
+    if event.idempotency_key is not None:
+        session = _remember(session, recorded, event.idempotency_key)
+    session = msgspec.structs.replace(
+        session, seq=recorded.seq, events=session.events + 1, opened_at=session.opened_at or recorded.time
+    )
+    match data:
+        case SessionOpened():
+            return _opened(session, data)
+        case SessionUpdated():
+            return msgspec.structs.replace(
+                session,
+                title_source=data.title.source if data.title else session.title_source,
+                agent=data.agent if data.agent is not None else session.agent,
+                policy=data.policy if data.policy is not None else session.policy,
+            )
+        case SessionDeleted():
+            return _deleted(session, recorded, data)
+        case SessionErased():
+            deleted = Deleted(
+                recorded.seq,
+                data.deleted_at,
+                data.mode,
+                data.by,
+                data.events_removed,
+                erased=True,
+                key=_key_of(recorded),
+            )
+            return Session(key=session.key, seq=recorded.seq, last_run=data.last_run, deleted=deleted)
+        case MessagePosted():
+            return _posted(session, recorded, data)
+        case MessageWithdrawn():
+            return _withdrawn(session, recorded, data)
+        case RunRequested():
+            author = session.last_ended.author if session.last_ended else event.actor
+            run = _requested(recorded, data.run, data.spec, data.message_ids, author, trigger="retry", in_line=False)
+            return _with_run(session, run)
+        case RunStarted():
+            return _started(session, recorded, data)
+        case RunReleased():
+            return _released(session, recorded, data)
+        case RunSteered():
+            return _steered(session, recorded, data)
+        case RunWaiting():
+            return _waiting(session, recorded, data)
+        case RequestAnswered():
+            how = "answered" if data.approved is None else "approved" if data.approved else "denied"
+            return _close(session, recorded, data.run, {data.request: (how, said(data.answer, data.approved))})
+        case RequestExpired():
+            return _close(session, recorded, data.run, {data.request: ("expired", "")})
+        case ModelReplied():
+            return _replied(session, recorded, data)
+        case ToolStarted():
+            return _tool_started(session, recorded, data)
+        case ToolReturned():
+            return _tool_returned(session, recorded, data)
+        case RunCancelRequested():
+            run = session.run(data.run)
+            return _with(session, run, recorded, cancel=True, disconnected=bool(data.error)) if run else session
+        case RunEnded():
+            run = session.run(data.run)
+            ends = run is not None and has_edge(run.status, "run.ended", data.status)
+            return _run_ended(session, run, recorded, data) if run and ends else session
+        case Unknown():
+            return session
+        case _:
+            assert_never(data)
+
+
+def _opened(session: Session, opens: Opens) -> Session:
+    return msgspec.structs.replace(
+        session,
+        agent=opens.agent,
+        title_source=opens.title.source if opens.title else "derived",
+        policy=opens.policy,
+        one_shot=opens.one_shot,
+    )
+
+
+def _deleted(session: Session, recorded: Recorded, data: SessionDeleted) -> Session:
+    for run in session.runs:
+        session = _ended(session, run, recorded, "cancelled")
+    deleted = Deleted(recorded.seq, recorded.time, data.mode, data.by, data.events, key=_key_of(recorded))
+    return msgspec.structs.replace(
+        session,
+        deleted=deleted,
+        policy=NO_POLICY,
+        last_run=max(session.last_run, data.last_run),
+        last_queue=data.queue,
+    )
+
+
+def _key_of(recorded: Recorded) -> tuple[str, str | None] | None:
+    event = recorded.event
+    return None if event.idempotency_key is None else (event.idempotency_key, event.body_digest)
+
+
+def _posted(session: Session, recorded: Recorded, data: MessagePosted) -> Session:
+    if data.opens:
+        session = _opened(session, data.opens)
+    session = msgspec.structs.replace(session, messages=session.messages.add(data.message_id, data.run))
+    if routing := data.routing:
+        run = _requested(recorded, routing.run, routing.spec, (data.message_id,), data.author, in_line=not data.starts)
+        if data.queued and (interrupted := session.run(data.queued.interrupts)):
+            place = session.runs.index(interrupted) + 1
+            session = _with(session, interrupted, None, cancel=True)
+            return _with_run(session, msgspec.structs.replace(run, interrupts=interrupted.n), place)
+        return _with_run(session, run)
+    if data.steers:
+        run = session.run(data.steers.run)
+        return _with(session, run, recorded, steering=(*run.steering, data.message_id)) if run else session
+    if data.answers:
+        closing: dict[str, tuple[Closing, str]] = {
+            one.request: ("denied", said(None, False)) if one.declined else ("answered", said(one.answer, None))
+            for one in data.answers.requests
+        }
+        return _close(session, recorded, data.answers.run, closing, data.message_id)
+    return session
+
+
+def _requested(
+    recorded: Recorded,
+    n: int,
+    spec: Spec,
+    message_ids: tuple[str, ...],
+    author: str,
+    *,
+    trigger: Requested = "message",
+    in_line: bool = True,
+) -> Run:
+    return Run(
+        n=n,
+        spec=spec,
+        message_ids=message_ids,
+        author=author,
+        trigger=trigger,
+        in_line=in_line,
+        requested_seq=recorded.seq,
+        requested_at=recorded.time,
+        size=recorded.size,
+    )
+
+
+def _with_run(session: Session, run: Run, place: int | None = None) -> Session:
+    """The session with one more run: the last one, or at this place."""
+    runs = session.runs
+    place = len(runs) if place is None else place
+    runs = (*runs[:place], run, *runs[place:])
+    return msgspec.structs.replace(session, runs=runs, last_run=run.n, last_queue=run.spec.queue)
+
+
+def _withdrawn(session: Session, recorded: Recorded, data: MessageWithdrawn) -> Session:
+    after = _without(session, recorded, data.message_id)
+    if after is session:
+        return session
+    return msgspec.structs.replace(after, messages=after.messages.put(data.message_id, WITHDRAWN))
+
+
+def _without(session: Session, recorded: Recorded, name: str) -> Session:
+    for run in session.runs:
+        if name in run.steering:
+            return _with(session, run, recorded, steering=tuple([one for one in run.steering if one != name]))
+        if name in run.message_ids and not run.taken and has_edge(run.status, "message.withdrawn", "cancelled"):
+            rest = tuple([one for one in run.message_ids if one != name])
+            if rest:
+                return _with(session, run, recorded, message_ids=rest)
+            if run.steering:  # what steers it is what it is for now
+                return _with(session, run, recorded, message_ids=run.steering, steering=())
+            return _ended(session, run, recorded, "cancelled")
+    return session
+
+
+def _started(session: Session, recorded: Recorded, data: RunStarted) -> Session:
+    run = session.run(data.run)
+    if run is None or data.attempt <= run.attempt or not has_edge(run.status, "run.started", "running"):
+        return session
+    left = run.left if run.left is not None else run.limits.timeout
+    return _with(
+        session,
+        run,
+        recorded,
+        status="running",
+        attempt=data.attempt,
+        start_id=recorded.event.id,
+        runner=data.runner,
+        wake=data.wake,
+        deadline=run.deadline if run.deadline is not None else recorded.time + left,
+        recoveries=run.recoveries + (run.status == "running"),
+        resume=None,
+        replies=(),
+        **_takes(run, data.message_ids),
+    )
+
+
+def _takes(run: Run, names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """The run's fields once it has taken these messages."""
+    new = tuple([name for name in names if name not in run.message_ids])
+    return {
+        "message_ids": run.message_ids + new,
+        "steering": tuple([name for name in run.steering if name not in names]),
+    }
+
+
+def _released(session: Session, recorded: Recorded, data: RunReleased) -> Session:
+    run = _at(session, data.run, data.attempt)
+    releases = run is not None and has_edge(run.status, "run.released", "queued")
+    return _with(session, run, recorded, status="queued") if run and releases else session
+
+
+def _steered(session: Session, recorded: Recorded, data: RunSteered) -> Session:
+    run = _at(session, data.run, data.attempt)
+    if run is None:
+        return session
+    return _with(session, run, recorded, answered=False, **_takes(run, data.message_ids))
+
+
+def _waiting(session: Session, recorded: Recorded, data: RunWaiting) -> Session:
+    run = _at(session, data.run, data.attempt)
+    if run is None or not has_edge(run.status, "run.waiting", "waiting"):
+        return session
+    requests = tuple(
+        [
+            Request(
+                k=run.asked + number,
+                kind=ask.kind,
+                call_id=ask.call_id,
+                asked_seq=recorded.seq,
+                schema="" if ask.schema is None else msgspec.json.encode(ask.schema).decode(),
+                choices=ask.choices,
+                expires_at=None if ask.expires_in is None else recorded.time + ask.expires_in,
+                on_expiry=ask.on_expiry,
+            )
+            for number, ask in enumerate(data.requests, 1)
+        ]
+    )
+    number = {request.call_id: request.k for request in requests}
+    calls = tuple([msgspec.structs.replace(call, request=number.get(call.id, 0)) for call in run.open_calls])
+    stands = run.policy.clock == "running" and run.deadline is not None
+    return _with(
+        session,
+        run,
+        recorded,
+        status="waiting",
+        asked=run.asked + len(requests),
+        requests=requests,
+        open_calls=calls,
+        left=max(run.deadline - recorded.time, 0) if run.deadline is not None and stands else run.left,
+        deadline=None if stands else run.deadline,
+        recoveries=0,
+    )
+
+
+def _close(
+    session: Session,
+    recorded: Recorded,
+    n: int,
+    closing: Mapping[str, tuple[Closing, str]],
+    message_id: str | None = None,
+) -> Session:
+    """Closes open requests of a run. With none left open, it is to go on: `message_id` is the message that did it."""
+    run = session.run(n)
+    if run is None or run.status != "waiting":
+        return session
+    still: list[Request] = []
+    calls = {call.id: call for call in run.open_calls}
+    closed = session.closed
+    fails = run.refused_by_expiry
+    for request in run.requests:
+        name = request_id(session, n, request.k)
+        if name not in closing:
+            still.append(request)
+            continue
+        how, what = closing[name]
+        closed = closed.add(name, Closed(recorded.seq, how, what))
+        fails = fails or (how == "expired" and request.kind == "question" and request.on_expiry == "fail")
+        if call := calls.get(request.call_id):
+            calls[call.id] = msgspec.structs.replace(call, closed=how, closed_seq=recorded.seq)
+    if len(still) == len(run.requests):
+        return session
+    replies = (*run.replies, message_id) if message_id else run.replies
+    session = _with(
+        session,
+        run,
+        recorded,
+        requests=tuple(still),
+        open_calls=tuple(calls.values()),
+        replies=replies,
+        refused_by_expiry=fails,
+        status="waiting" if still else "queued",
+        resume=None if still else "reply" if message_id else "answers",
+    )
+    return msgspec.structs.replace(session, closed=closed)
+
+
+def _replied(session: Session, recorded: Recorded, data: ModelReplied) -> Session:
+    run = _at(session, data.run, data.attempt)
+    if run is None:
+        return session
+    calls = tuple([Call(call.id, call.name, call_digest(call), asks=call.asks) for call in data.tool_calls])
+    return _with(
+        session,
+        run,
+        recorded,
+        steps=data.step,
+        tool_calls=run.tool_calls + len(calls),
+        reply_seq=recorded.seq,
+        answered=not calls,
+        open_calls=calls,
+        same_calls=_counted(run.same_calls, [call.digest for call in calls]),
+        usage=run.usage + data.usage,
+        recoveries=0,
+    )
+
+
+def _counted(counts: tuple[tuple[str, int], ...], names: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    found = dict(counts)
+    for name in names:
+        found[name] = found.get(name, 0) + 1
+    return tuple(found.items())
+
+
+def _tool_started(session: Session, recorded: Recorded, data: ToolStarted) -> Session:
+    run = _at(session, data.run, data.attempt)
+    if run is None:
+        return session
+    calls = tuple(
+        [
+            msgspec.structs.replace(call, started=data.attempt) if call.id == data.call_id else call
+            for call in run.open_calls
+        ]
+    )
+    return _with(session, run, recorded, open_calls=calls, recoveries=0)
+
+
+def _tool_returned(session: Session, recorded: Recorded, data: ToolReturned) -> Session:
+    run = _at(session, data.run, data.attempt)
+    if run is None:
+        return session
+    done = [call for call in run.open_calls if call.id == data.call_id]
+    calls = tuple([call for call in run.open_calls if call.id != data.call_id])
+    denials = run.same_denials
+    if data.status == "denied":
+        denials = _counted(denials, [call.digest for call in done])
+    # A call that is only settled is no progress: else a run that kills its runners could not end for it.
+    recoveries = 0 if data.status in ("ok", "error", "denied") else run.recoveries
+    return _with(session, run, recorded, open_calls=calls, same_denials=denials, recoveries=recoveries)
+
+
+def _at(session: Session, n: int, attempt: int) -> Run | None:
+    """The run, if this attempt is its current one."""
+    run = session.run(n)
+    return run if run and run.attempt == attempt else None
+
+
+def _with(session: Session, run: Run, recorded: Recorded | None, **changes: object) -> Session:
+    """The session with this run changed by an event, of whose size it takes account if it is one of the run's own."""
+    changed = msgspec.structs.replace(run, size=run.size + (recorded.size if recorded else 0), **changes)
+    runs = tuple([changed if other is run else other for other in session.runs])
+    return msgspec.structs.replace(session, runs=runs)
+
+
+def _run_ended(session: Session, run: Run, recorded: Recorded, data: RunEnded) -> Session:
+    session = _ended(session, run, recorded, data.status)
+    if left := data.leftover:
+        takes = _requested(recorded, left.run, left.spec, left.message_ids, run.author, trigger="leftover")
+        session = _with_run(session, takes, session.place_of_leftover(run.n))
+    return session
+
+
+def _ended(session: Session, run: Run, recorded: Recorded, status: RunStatus) -> Session:
+    closed = session.closed
+    for request in run.requests:
+        closed = closed.add(request_id(session, run.n, request.k), Closed(recorded.seq, "ended"))
+    session = msgspec.structs.replace(
+        session,
+        runs=tuple([other for other in session.runs if other is not run]),
+        closed=closed,
+        last_ended=Ended(run.n, status, run.spec, run.message_ids, run.author),
+    )
+    if not run.taken:
+        return session
+    turn = Turn(run.n, run.requested_seq, run.size + recorded.size)
+    blocks = session.turn_blocks
+    if blocks and len(blocks[-1]) < TURNS:
+        blocks = (*blocks[:-1], (*blocks[-1], turn))
+    else:
+        blocks = (*blocks, (turn,))
+    return msgspec.structs.replace(session, turn_blocks=blocks)
+
+
+def _remember(session: Session, recorded: Recorded, key: str) -> Session:
+    data = recorded.event.data
+    body = recorded.event.body_digest
+    match data:
+        case MessagePosted():
+            receipt = Receipt(recorded.seq, body, data.message_id, data.run, data.routed)
+        case RunCancelRequested() | RunEnded() | RunRequested() | RequestAnswered():
+            receipt = Receipt(recorded.seq, body, run=data.run)
+        case _:
+            receipt = Receipt(recorded.seq, body)
+    if recorded.previous == 0:
+        return msgspec.structs.replace(session, opening=(key, receipt))
+    return msgspec.structs.replace(session, receipts=session.receipts.add(key, receipt))
