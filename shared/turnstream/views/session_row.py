@@ -39,7 +39,8 @@ TITLE = 64
 
 class Live(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A run that has not ended, as far as the session has to know it. `in_line`: it waits until those before it have
-    ended. `to_end`: nothing but its end may follow. `requests`: numbers of those that are open."""
+    ended. `to_end`: nothing but its end may follow. `requests`: numbers of those that are open. `interrupts`: the run
+    that it came to interrupt, 0 for none."""
 
     n: int
     status: RunStatus
@@ -49,6 +50,7 @@ class Live(msgspec.Struct, frozen=True, array_like=True, gc=False):
     message_ids: tuple[str, ...]
     steering: tuple[str, ...]
     requests: tuple[int, ...]
+    interrupts: int = 0
 
     def wants_runner(self, position: int) -> bool:
         """As the `position`th of its session."""
@@ -150,7 +152,17 @@ def with_runs(row: Row, session: Session, known: Mapping[int, tuple[Run, Live]])
 
 def _live(run: Run) -> Live:
     requests = tuple([request.k for request in run.requests])
-    return Live(run.n, run.status, run.attempt, run.in_line, run.is_to_end, run.message_ids, run.steering, requests)
+    return Live(
+        run.n,
+        run.status,
+        run.attempt,
+        run.in_line,
+        run.is_to_end,
+        run.message_ids,
+        run.steering,
+        requests,
+        run.interrupts,
+    )
 
 
 def _posted(row: Row, data: MessagePosted) -> dict[str, object]:
@@ -228,6 +240,7 @@ def unread(live: Live) -> Run:
         author="",
         requested_seq=0,
         requested_at=0,
+        interrupts=live.interrupts,
         in_line=live.in_line,
         status=live.status,
         attempt=live.attempt,
