@@ -11,22 +11,30 @@ from tests.core.scenario import (
     asks,
     ended,
     given,
+    notice,
     opened,
+    post,
     posted,
+    queued,
     record,
+    rejected,
     replied,
     resumed,
     returned,
     spec,
     started,
+    steered,
     steers,
     waiting,
+    withdraw,
+    withdrawn,
 )
 
-from turnstream.session.events import Error, Fact, Limits, ModelReplied, ToolCall, Usage
+from turnstream.session.events import Error, Fact, Limits, ModelReplied, PolicyData, ToolCall, Usage
 from turnstream.session.limits import spent
 from turnstream.session.plan import End
-from turnstream.session.state import call_digest
+from turnstream.session.routing import ANSWERS_MAX, WAITING_MAX
+from turnstream.session.state import REMEMBERED, call_digest
 
 
 def limited(*facts: Fact, **limits: Any) -> Given:
@@ -175,3 +183,42 @@ def test_an_answer_is_no_step_too_many() -> None:
     (end,) = waits.planned()
     assert isinstance(end, End)
     assert end.status == "completed"
+
+
+def test_so_many_messages_may_wait_and_no_more() -> None:
+    """Whatever they wait for; one that is taken makes room."""
+    policy = PolicyData(on_busy="steer")
+    busy = (opened(policy=policy), posted("m1", 1, by=spec(policy=policy)), started(1, 1, "m1"))
+    full = (*busy, *(steers(f"s{n}", 1) for n in range(WAITING_MAX)))
+    assert given(*full).session.waiting == WAITING_MAX
+    for on_busy in ("steer", "queue", "interrupt"):
+        command = post("late", policy=PolicyData(on_busy=on_busy))
+        given(*full).when(command).then(rejected("run_active", run="s1.1"))
+    assert given(*full, steered(1, "s0")).when(post("late")).decision
+
+
+def test_a_message_that_waits_is_known_however_many_came_after_it() -> None:
+    queue = PolicyData(on_busy="queue")
+    facts = (opened(policy=queue), posted("m1", 1), started(1, 1, "m1"), queued("first", 2))
+    later = tuple(notice(f"n{n}") for n in range(2 * REMEMBERED))
+    scene = given(*facts, *later)
+    assert scene.session.messages.get("first") is None, "it is forgotten"
+    scene.when(post("first")).then(rejected("already_exists"))
+    scene.when(withdraw("first")).then(withdrawn("first", 2))
+
+
+def test_one_message_does_not_answer_more_than_fits_an_event() -> None:
+    questions = {f"q{n}": "question" for n in range(20)}
+    facts = (opened(), posted("m1", 1), started(1, 1, "m1"), asks(1, 1, **questions))
+    waits = waiting(1, *(ask(f"q{n}", n + 1) for n in range(20)))
+    scene = given(*facts, waits)
+    scene.when(post("m2", "x" * (ANSWERS_MAX // 20 + 1))).then(rejected("invalid", field="content"))
+    assert scene.when(post("m2", "x" * (ANSWERS_MAX // 20))).decision
+
+
+def test_arguments_of_many_levels_are_told_apart_as_they_are_written() -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    one, other = (ToolCall(id="a", name="look", arguments=text) for text in (deep, " " + deep))
+    assert call_digest(one) != call_digest(other)
+    flat = (ToolCall(id="a", name="look", arguments=text) for text in ('{"a":1,"b":2}', '{ "b": 2, "a": 1 }'))
+    assert len({call_digest(call) for call in flat}) == 1

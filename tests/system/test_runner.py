@@ -219,7 +219,7 @@ async def test_a21_a22_a72_whatever_was_accepted_ends_once_however_often_runners
     for session in sessions:
         facts = await client.facts(session)
         ends = await client.ends(session)
-        assert {end.status for end in ends.values()} == {"completed"}, session
+        assert {end.status for end in ends.values()} == {"completed"}, (session, [end.error for end in ends.values()])
         calls = [call.id for fact in facts if isinstance(fact, ModelReplied) for call in fact.tool_calls]
         results = [fact.call_id for fact in facts if isinstance(fact, ToolReturned)]
         assert sorted(calls) == sorted(results), session

@@ -104,7 +104,7 @@ async def nothing_over_http(secured: Deployment, rival: OverHttp) -> None:
     for operation in OPERATIONS:
         fields = {"session": SESSION, "run": f"{SESSION}.1", "message": "m1"}
         path = operation.path.format_map(fields)
-        body = {"content": "x", "title": "x", "reason": "x"}
+        body = {"content": "x", "title": "x", "reason": "x", "answer": "x"}
         given = {name: body[name] for name in body if name in operation.in_body}
         if operation.in_path:
             answer = await rival.http.request(operation.method, path, json=given if operation.has_body else None)

@@ -213,17 +213,16 @@ def _delete(command: DeleteSession, session: Session) -> Decision:
 
 def _withdraw(command: WithdrawMessage, session: Session) -> Decision | None:
     name = command.message_id
-    n = session.messages.get(name)
+    waits = session.waits_with(name)  # a message that a run left over is with the run that takes it now
+    n = waits.n if waits else session.messages.get(name)
     if n is None:
         raise Rejected("not_found", f"no message {name}, or none of the latest {REMEMBERED}")
     if n == WITHDRAWN:
         return None
-    # A message that a run left over is with the run that takes it now.
-    run = next((run for run in session.runs if name in (*run.message_ids, *run.steering)), session.run(n))
+    run = waits or session.run(n)
     if run is not None and name in run.steering:
         return Decision(event_of(command, session, MessageWithdrawn(message_id=name, by=command.origin.actor)))
-    again = run is not None and run.trigger == "retry"  # taken before: it is the run that can be cancelled
-    if n == 0 or run is None or run.taken or again or name not in run.message_ids:
+    if n == 0 or run is None or name not in run.untaken:
         state = "waits for no turn" if n == 0 else f"is not queued: run {session.key.run(n)} has taken or settled it"
         raise Rejected("not_queued", f"message {name} {state}", **({"run": session.key.run(n)} if n else {}))
     if run.message_ids != (name,) or run.steering:  # the run is there for other messages too

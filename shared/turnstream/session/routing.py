@@ -13,7 +13,7 @@ that run: before everything that was queued, before an earlier message that inte
 steering that the run leaves over.
 """
 
-from typing import assert_never
+from typing import Final, assert_never
 
 import msgspec
 
@@ -34,12 +34,17 @@ from turnstream.session.events import (
 from turnstream.session.policy import Policy, merged, resolve
 from turnstream.session.state import Run, Session, request_id
 
+WAITING_MAX: Final = 1000
+"""Messages that may wait in one session."""
+ANSWERS_MAX: Final = 256 * 1024
+"""Bytes of what one message answers, all questions together: it is one event."""
+
 
 def post(command: PostMessage, session: Session) -> Decision:
     """Raises `Rejected`."""
     if not any(part.text.strip() for part in command.content):
         raise Rejected("invalid", "a message has something to say: its text is empty", field="content")
-    if session.messages.get(command.message_id) is not None:
+    if session.messages.get(command.message_id) is not None or session.waits_with(command.message_id):
         raise Rejected("already_exists", f"a message {command.message_id} is there already", field="message_id")
     posted = MessagePosted(
         message_id=command.message_id,
@@ -125,6 +130,7 @@ class _Route:
         return self._decision(starts=starts, wakes=(starts.spec.queue,))
 
     def _queued(self, interrupts: Run | None = None) -> Decision:
+        self._find_room()
         n = interrupts.n if interrupts else 0
         queued = Queued(run=self.session.last_run + 1, spec=self._spec(), interrupts=n)
         return self._decision(queued=queued, wakes=(interrupts.spec.queue,) if interrupts else ())
@@ -134,6 +140,7 @@ class _Route:
         model, waits for its turn."""
         if self._is_foreign(run) or self.command.agent not in (None, run.spec.agent) or self.command.model:
             return self._queued()
+        self._find_room()
         return self._decision(steers=Steers(run=run.n))
 
     def _answers(self, run: Run) -> Decision:
@@ -142,6 +149,10 @@ class _Route:
         self._take_no_agent()
         self._in_time(run)
         text = "\n".join(part.text for part in self.command.content)
+        size = len(text.encode()) * len(run.requests)
+        if size > ANSWERS_MAX:
+            message = f"content: {size} bytes as the answer to {len(run.requests)} questions, {ANSWERS_MAX} are allowed"
+            raise Rejected("invalid", message, field="content")
         said = tuple(
             Answered(
                 request=request_id(self.session, run.n, request.k),
@@ -193,6 +204,12 @@ class _Route:
         policy = merged(self.known.policy, self.own_policy)
         model = self.command.model or self.known.model
         return msgspec.structs.replace(self.known, model=model, policy=policy)
+
+    def _find_room(self) -> None:
+        if self.session.waiting >= WAITING_MAX:
+            run = self.session.key.run((self.session.holder or self.session.runs[0]).n)
+            message = f"{WAITING_MAX} messages wait behind run {run} already; say it again when some are done"
+            raise Rejected("run_active", message, run=run)
 
     def _is_foreign(self, run: Run) -> bool:
         return self.policy.authors == "single" and self.command.author != run.author

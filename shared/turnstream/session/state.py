@@ -8,6 +8,7 @@ For whoever edits this: the table of edges below is the only place that says whi
 the README is checked against it.
 """
 
+from contextlib import suppress
 from itertools import chain
 from typing import Literal
 
@@ -33,6 +34,8 @@ from turnstream.session.events import (
 from turnstream.session.policy import Policy, resolve
 from turnstream.session.recent import Recent
 
+BRACKETS = 200
+"""So many in a call's arguments, and they are read; each may be a level."""
 REMEMBERED = 1000
 """How many idempotency keys, and how many message ids, a session remembers at least. The key that opened it is
 remembered for ever."""
@@ -192,6 +195,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.attempt > 0
 
     @property
+    def untaken(self) -> tuple[str, ...]:
+        """The messages that its first start takes. Those of a turn that is tried again were taken before."""
+        return () if self.taken or self.trigger == "retry" else self.message_ids
+
+    @property
     def recovers(self) -> bool:
         """Whether it goes on after its runner stopped."""
         recovery = self.policy.recovery
@@ -329,6 +337,18 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Where in `runs` belongs what run `n` leaves over: the newest word counts first."""
         return max([place for place, run in enumerate(self.runs, 1) if run.interrupts == n], default=0)
 
+    def waits_with(self, message_id: str) -> Run | None:
+        """The run for which this message waits, if no run has taken it."""
+        for run in self.runs:
+            if message_id in run.steering or message_id in run.untaken:
+                return run
+        return None
+
+    @property
+    def waiting(self) -> int:
+        """How many messages no run has taken."""
+        return sum([len(run.steering) + len(run.untaken) for run in self.runs])
+
     @property
     def last_end(self) -> RunStatus | None:
         """Status of the run that ended last."""
@@ -357,9 +377,11 @@ def request_id(session: Session, run: int, k: int) -> str:
 
 
 def call_digest(call: ToolCall) -> str:
-    """What tells one call from another: its tool, and its arguments whatever their order and spacing."""
-    try:
-        arguments = msgspec.json.encode(msgspec.json.decode(call.arguments or "{}"), order="sorted")
-    except msgspec.MsgspecError:
-        arguments = call.arguments.encode(errors="replace")
+    """What tells one call from another: its tool, and its arguments whatever their order and spacing. What has very
+    many levels, or may have, is taken as it was written: how deep a reader comes is not the same everywhere."""
+    text = call.arguments or "{}"
+    arguments = text.encode(errors="replace")
+    if text.count("{") + text.count("[") <= BRACKETS:
+        with suppress(msgspec.MsgspecError):
+            arguments = msgspec.json.encode(msgspec.json.decode(text), order="sorted")
     return digest(call.name.encode(errors="replace") + b"\x00" + arguments)[:16]
