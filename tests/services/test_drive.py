@@ -17,7 +17,7 @@ from tests.support.driving import (
     says,
 )
 
-from turnstream.agents import Agent, ToolContext, tool
+from turnstream.agents import Agent, Control, ToolContext, tool
 from turnstream.ids import SessionKey
 from turnstream.log.base import BrokenChain, Unavailable
 from turnstream.session.commands import DeleteSession
@@ -948,3 +948,25 @@ async def test_what_is_no_text_is_stored_as_text() -> None:
     assert await world.drive().outcome() is Outcome.DONE
     end = await ended(world)
     assert (end.content, end.reasoning) == ("a\ufffdb\ufffdc", "\ufffd")
+
+
+@pytest.mark.parametrize("levels", [100, 900, 1_000, 5_000, 100_000])
+@pytest.mark.parametrize("name", ["take", "conversation_ask_user", "nothing"])
+async def test_arguments_of_many_levels_harm_nobody(levels: int, name: str) -> None:
+    """Whatever a provider sends: the call has an error as its result, and the session goes on."""
+
+    @tool
+    def take(given: list[object]) -> str:
+        "Takes."
+        return "taken"
+
+    agent = Agent(name="default", model="scripted", tools=[take], control=Control(ask_user=True))
+    deep = '{"given":' + "[" * levels + "]" * levels + "}"
+    world = World(asks_once(call(name, deep, id="deep")), agent=agent, tools=[take])
+    await world.post("hello")
+    assert await world.drive().outcome() is Outcome.DONE
+    (returned,) = [fact for fact in await world.facts() if isinstance(fact, ToolReturned)]
+    assert returned.status == "error" or (name, levels) == ("take", 100)
+    await world.post("and now?")
+    assert await world.drive(work=2).outcome() is Outcome.DONE
+    assert (await world.types())[-1] == "run.ended"
