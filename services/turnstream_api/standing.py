@@ -147,7 +147,7 @@ def ended(recorded: Recorded, n: int) -> Outcome | None:
                 model=data.model,
             )
         case MessageWithdrawn() if data.run == n:
-            return Outcome(status="cancelled", seq=recorded.seq, reason="its message was withdrawn")
+            return Outcome(status="cancelled", seq=recorded.seq, reason="message withdrawn")
         case SessionDeleted() | SessionErased():
             return Outcome(status="cancelled", seq=recorded.seq, reason=DELETED)
         case _:

@@ -92,7 +92,7 @@ def _runner(settings: Settings, broker: Broker, roles: Roles, models: Models) ->
         live=Live(broker),
         blobs=Blobs(broker),
         checkpoints=Checkpoints(broker),
-        eraser=Eraser(broker, log),
+        eraser=Eraser(broker, log, settings.runner_slots),
         room=Room(settings.event_max),
         now=broker.clock.now,
     )

@@ -119,6 +119,8 @@ class Dispatch:
 
     async def _carry(self, delivery: Delivery, asked: _Asked) -> None:
         seq, key = delivery.seq, asked.key
+        clock = asyncio.get_running_loop().time
+        began = clock()
         try:
             try:
                 for queue in asked.wakes:
@@ -137,9 +139,10 @@ class Dispatch:
                     del self._held[key, due.what]
                     await self._store(key, delivery, due)
             if asked.others:  # whoever holds them back will have stored them by then
-                await asyncio.sleep(self._hold + STORED)
+                await asyncio.sleep(max(began + self._hold + STORED - clock(), 0))
                 for what in asked.others:
-                    await _until_stored(seq, partial(self._timers.drop, key, what))
+                    if (key, what) not in self._held and (key, what) not in self._stored:  # asked for anew since
+                        await _until_stored(seq, partial(self._timers.drop, key, what))
             await self._done(delivery)
         finally:
             del self._carrying[seq]

@@ -53,7 +53,7 @@ from turnstream_runner.attempt import Attempt, put
 from turnstream_runner.equipment import Equipment
 from turnstream_runner.ledger import Ledger, persist
 from turnstream_runner.patience import Patience
-from turnstream_runner.perform import Partial
+from turnstream_runner.perform import NOTES, NOTHING, Partial
 
 NEAR: Final = 1000
 """Milliseconds until something falls due that are waited for at the end of a drive: its timer may have been early."""
@@ -387,6 +387,7 @@ class Drive:
             content=replied.content,
             reasoning=replied.reasoning,
             blob=replied.blob,
+            note="" if replied.content else NOTES.get(replied.finish, NOTHING),
             finish=replied.finish,
             model=replied.model,
         )

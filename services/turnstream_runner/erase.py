@@ -31,7 +31,7 @@ from turnstream_runner.ledger import persist
 AT_ONCE: Final = 1
 """Sessions that one process removes at once: overwriting keeps everybody else's writes waiting a little."""
 HELD: Final = 16
-"""Sessions that may wait for their turn, each of them in a slot that a run could have."""
+"""Sessions that may wait for their turn at most, each of them in a slot that a run could have: a quarter of those."""
 
 log = get_logger()
 
@@ -39,7 +39,8 @@ log = get_logger()
 class Eraser:
     """Removes whole sessions of one broker."""
 
-    def __init__(self, broker: Broker, log: Log) -> None:
+    def __init__(self, broker: Broker, log: Log, slots: int = 4 * HELD) -> None:
+        self._room = max(1, min(HELD, slots // 4))
         self._turn = asyncio.Semaphore(AT_ONCE)
         self._held = 0
         self._broker = broker
@@ -53,7 +54,7 @@ class Eraser:
     @property
     def full(self) -> bool:
         """Whether another session had better come again in a moment."""
-        return self._held >= HELD
+        return self._held >= self._room
 
     async def erase(self, session: Session, work: int) -> None:
         """Removes everything of a session that is deleted and not erased yet, for a wake-up with this sequence, however

@@ -22,7 +22,7 @@ from turnstream.session.decide import Decision
 from turnstream.session.errors import Rejected
 from turnstream.session.events import Opens, Recorded
 from turnstream.session.fold import fold
-from turnstream.session.state import Session
+from turnstream.session.state import Deleted, Session
 
 KEY = SessionKey("default", "s1")
 OTHER = SessionKey("default", "s2")
@@ -459,3 +459,15 @@ async def test_many_writers_in_many_processes_store_everything_once(nats_url: st
     assert all(session.last_run == 60 for session in sessions)
     for broker in brokers[1:]:
         await broker.close()
+
+
+async def test_an_id_that_is_another_sessions_by_now_is_read_from_its_beginning(log: Watched) -> None:
+    """It was erased, and what was folded then is still remembered."""
+    ours = sessions_of(log, keep_bytes=1 << 20)
+    for n in range(3):
+        await ours.handle(SessionKey("default", f"other-{n}"), post("m1", opens=OPENS))
+    gone = Session(key=KEY, seq=2, deleted=Deleted(seq=1, at=0, mode="erase", by="user:ann", erased=True))
+    ours._folds.keep(gone)
+    await sessions_of(log).handle(KEY, post("m1", opens=OPENS))
+    session, events = await ours.events(KEY)
+    assert session.exists and session.last_run == 1 and len(events) == 1

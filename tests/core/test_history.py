@@ -644,3 +644,12 @@ def test_what_is_taken_is_shown_once_and_nothing_else_is(facts: tuple[Fact, ...]
         if isinstance(fact, MessagePosted):
             shown = fact.kind == "notice" or (fact.message_id in named and fact.answers is None)
             assert text.count(f"[{fact.message_id}]") == shown
+
+
+@pytest.mark.parametrize("turns", ["all", "completed"])
+def test_a_retry_of_a_retry_that_never_began_has_the_prompt(turns: str) -> None:
+    policy = resolve(msgspec.convert({"history": {"turns": turns}}, PolicyData))
+    first = (posted("m1", 1, "find it"), started(1, 1, "m1"), ended(1, "failed"))
+    again = (requested(2, "m1", retry_of=1), ended(2, "failed", attempt=0))
+    events = log(*first, *again, requested(3, "m1", retry_of=2), started(3, 1, "m1"))
+    assert build(events, 3, policy) == (UserMessage("find it"),)

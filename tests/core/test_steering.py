@@ -133,7 +133,7 @@ def test_if_the_message_is_withdrawn_that_reply_was_the_answer() -> None:
     session.when(record(replied(1, 2, "a"))).then(rejected("invalid_transition"))
     alone = session.when(withdraw("m2")).then(withdrawn("m2"), wakes=())
     (end,) = alone.given.planned()
-    assert end == End(key="default/s1.1:0:end:answered", run=1, attempt=1, status="completed", answer_seq=50)
+    assert end == End(key="default/s1.1:0:end:answered:50", run=1, attempt=1, status="completed", answer_seq=50)
     alone.and_when(record(replied(1, 2, "a"))).then(rejected("invalid_transition"))
     alone.and_when(record(ended(1, content="hi"))).then(ended(1, content="hi"))
     again = alone.and_when(post("m3")).then(steers("m3", 1))

@@ -71,9 +71,6 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=T
     data: _Data
 
 
-_ENDS = MessagePosted | RunRequested | RunStarted | RunEnded | MessageWithdrawn | SessionDeleted
-"""How a run begins and ends."""
-
 _encode = msgspec.json.Encoder().encode
 _records = msgspec.json.Decoder(_Record)
 
@@ -94,7 +91,7 @@ def encode(key: SessionKey, run: int, events: Sequence[Recorded], limit: int) ->
     """The record of a run as bytes. One of more than `limit` keeps only how the run began and ended."""
     record = _encode(_record(key, run, events))
     if len(record) > limit:
-        ends = [one for one in events if isinstance(one.event.data, _ENDS)]
+        ends = [one for one in events if _begins_or_ends(one.event.data)]
         record = _encode(_record(key, run, ends))
     return record
 
@@ -121,6 +118,17 @@ def blobs(events: Iterable[Recorded]) -> set[str]:
         if blob is not None:
             found.add(blob.name)
     return found
+
+
+def _begins_or_ends(data: Fact | Unknown) -> bool:
+    """Of a run; what steered and answered it meanwhile is neither."""
+    match data:
+        case MessagePosted():
+            return data.routing is not None
+        case RunRequested() | RunStarted() | RunEnded() | MessageWithdrawn() | SessionDeleted():
+            return True
+        case _:
+            return False
 
 
 def _record(key: SessionKey, run: int, events: Sequence[Recorded]) -> _Record:
@@ -167,9 +175,12 @@ def _concerned(data: Fact | Unknown, routed: dict[str, int], live: set[int]) -> 
 
 
 def _without_words(recorded: Recorded, run: int) -> Recorded:
+    data = _silent(recorded.event.data, run)
+    says = isinstance(data, MessagePosted | RequestAnswered | MessageWithdrawn)
     event = msgspec.structs.replace(
         recorded.event,
-        data=_silent(recorded.event.data, run),
+        data=data,
+        actor="" if says else recorded.event.actor,
         idempotency_key=None,
         body_digest=None,
     )
@@ -192,7 +203,7 @@ def _silent(data: Fact | Unknown, run: int) -> Fact | Unknown:
             )
             return replace(data, requests=asks)
         case RequestAnswered():
-            return replace(data, answer=None, reason="")
+            return replace(data, answer=None, reason="", by="")
         case ModelReplied():
             calls = tuple([replace(call, arguments="") for call in data.tool_calls])
             return replace(data, content="", reasoning="", tool_calls=calls, blob=None)

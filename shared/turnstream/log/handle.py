@@ -310,7 +310,10 @@ def _decide(command: Command, session: Session, confirmed: bool) -> Decision | N
 
 
 async def _fold(session: Session, page: list[Recorded]) -> Session:
-    """Leaves out what is folded already."""
+    """Leaves out what is folded already. What follows nothing and is newer is another session of an id that was
+    erased."""
+    if page and not page[0].previous and page[0].seq > session.seq:
+        session = Session(key=session.key)
     if page and page[0].seq <= session.seq:
         page = [recorded for recorded in page if recorded.seq > session.seq]
     for start in range(0, len(page), SLICE):

@@ -10,7 +10,7 @@ from typing import Literal
 
 Code = Literal[
     "not_found",  # no such session, run or message
-    "already_exists",  # expected to open, but there already
+    "already_exists",  # a message of this id is there already
     "run_active",  # the session is busy and its policy refuses what was asked
     "run_waiting",  # a run waits for an answer, and the policy refuses a message meanwhile
     "not_waiting",  # nothing of this run is open that could be answered

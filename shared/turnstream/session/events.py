@@ -416,8 +416,8 @@ class ToolStarted(Data, frozen=True, kw_only=True):
 
 
 class ToolReturned(Data, frozen=True, kw_only=True):
-    """Every call ends in exactly one of these. An output too large for an event is in `blob`; `output` holds its
-    head."""
+    """Every call ends in exactly one of these, or with its run (`run.ended.unfinished`). An output too large for an
+    event is in `blob`; `output` holds its head."""
 
     run: int
     attempt: int

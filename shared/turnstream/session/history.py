@@ -144,12 +144,19 @@ class _Story:
         turn = self.turns.get(started.run)
         if turn is None:
             turn = self.turns[started.run] = _Turn()
-            if retried := self.turns.pop(self._retries.get(started.run, 0), None):
+            if retried := self.turns.pop(self._tried(started.run), None):
                 # How it ended does not matter any more. What was done for it does, if that is remembered at all.
                 turn.items += [item for item in retried.items if not self._pairs or isinstance(item, UserMessage)]
             turn.items += self._notices
             self._notices = []
         self._show(turn, started.message_ids)
+
+    def _tried(self, n: int) -> int:
+        """The turn that run `n` tries again, 0 for none: the latest that was started."""
+        while n := self._retries.get(n, 0):
+            if n in self.turns:
+                return n
+        return 0
 
     def _show(self, turn: _Turn, names: Iterable[str]) -> None:
         for name in names:

@@ -66,7 +66,7 @@ class CallTool(_Effect, frozen=True, kw_only=True):
 
 
 class Settle(_Effect, frozen=True, kw_only=True):
-    """Store a result for a call that will not be carried out, so that every call has one."""
+    """Store a result for a call that is not carried out again: nobody knows whether it took effect."""
 
     attempt: int
     call: Call
@@ -173,7 +173,7 @@ def _of_mine(session: Session, run: Run, now: int) -> tuple[Effect, ...]:
         key = f"{_key(session, run, run.steps)}:steer:{run.steering[-1]}"
         return (Steer(key=key, run=run.n, attempt=run.attempt, message_ids=run.steering),)
     if run.answered:
-        key = f"{_key(session, run, 0)}:end:answered"
+        key = f"{_key(session, run, 0)}:end:answered:{run.reply_seq}"
         return (End(key=key, run=run.n, attempt=run.attempt, status="completed", answer_seq=run.reply_seq),)
     step = run.steps + 1
     return (CallModel(key=_key(session, run, step), run=run.n, attempt=run.attempt, step=step),)

@@ -126,6 +126,7 @@ class _Route:
     # --- the ways ---------------------------------------------------------------------------------------------------
 
     def _starts(self) -> Decision:
+        self._find_room()
         starts = Starts(run=self.session.last_run + 1, spec=self._spec())
         return self._decision(starts=starts, wakes=(starts.spec.queue,))
 
@@ -149,7 +150,7 @@ class _Route:
         self._take_no_agent()
         self._in_time(run)
         text = "\n".join(part.text for part in self.command.content)
-        size = len(text.encode()) * len(run.requests)
+        size = len(msgspec.json.encode(text)) * len(run.requests)
         if size > ANSWERS_MAX:
             message = f"content: {size} bytes as the answer to {len(run.requests)} questions, {ANSWERS_MAX} are allowed"
             raise Rejected("invalid", message, field="content")

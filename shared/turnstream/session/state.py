@@ -1,6 +1,7 @@
 """What a session is, as its events tell it; how they do is in `fold.py`.
 
-The folded state holds ids, numbers and digests, never content, so it stays small however long a session grows. It is
+The folded state holds ids, numbers and digests, so it stays small however long a session grows; of content, only what
+an open question takes as an answer (its schema, its choices). It is
 immutable: whoever holds one holds what the log said at `seq`. It is not a read model (those are in `turnstream.views`)
 and decides nothing (`decide.py`).
 
