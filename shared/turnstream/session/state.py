@@ -9,7 +9,6 @@ For whoever edits this: the table of edges below is the only place that says whi
 the README is checked against it.
 """
 
-from contextlib import suppress
 from itertools import chain
 from typing import Literal
 
@@ -383,6 +382,8 @@ def call_digest(call: ToolCall) -> str:
     text = call.arguments or "{}"
     arguments = text.encode(errors="replace")
     if text.count("{") + text.count("[") <= BRACKETS:
-        with suppress(msgspec.MsgspecError):
+        try:
             arguments = msgspec.json.encode(msgspec.json.decode(text), order="sorted")
+        except msgspec.MsgspecError:
+            pass  # no JSON: as it is
     return digest(call.name.encode(errors="replace") + b"\x00" + arguments)[:16]
