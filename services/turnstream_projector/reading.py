@@ -38,7 +38,7 @@ async def extent(broker: Broker) -> Extent:
 def follow(broker: Broker, after: int, *, linger: float = 0.0) -> OrderedPull:
     """The events and the records of runs behind this sequence, and then every one that is stored."""
     return OrderedPull(
-        broker, subjects.SESSIONS, [subjects.EVENTS, subjects.ARCHIVES], after, batch=BATCH, linger=linger
+        broker, subjects.SESSIONS, [subjects.RECORD], after, batch=BATCH, linger=linger
     )
 
 
