@@ -37,9 +37,7 @@ async def extent(broker: Broker) -> Extent:
 
 def follow(broker: Broker, after: int, *, linger: float = 0.0) -> OrderedPull:
     """The events and the records of runs behind this sequence, and then every one that is stored."""
-    return OrderedPull(
-        broker, subjects.SESSIONS, [subjects.RECORD], after, batch=BATCH, linger=linger
-    )
+    return OrderedPull(broker, subjects.SESSIONS, [subjects.RECORD], after, batch=BATCH, linger=linger)
 
 
 def read(delivery: Delivery) -> Recorded | Archived:
