@@ -20,13 +20,11 @@ from turnstream.session.events import (
     Usage,
 )
 from turnstream.session.state import Run, Session, request_id
+from turnstream.views.run_row import BY_DELETION, BY_WITHDRAWAL
 from turnstream_api.api import Api
 from turnstream_api.errors import Problem
 from turnstream_api.frames import Filter
 from turnstream_api.paging import event_at
-
-DELETED = "session_deleted"
-"""Why a run is cancelled that ends with its session."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,11 +75,10 @@ async def standing_of(api: Api, session: Session, n: int, timeout: float, *, aft
     clock = asyncio.get_running_loop().time
     until = clock() + timeout
     over = timeout <= 0
-    found: Recorded | None = None
     while True:
         run = session.run(n)
         if run is None and session.deleted:
-            outcome = Outcome(status="cancelled", seq=session.deleted.seq, reason=DELETED)
+            outcome = Outcome(status="cancelled", seq=session.deleted.seq, reason=BY_DELETION)
             return Standing(status=outcome.status, seq=outcome.seq, outcome=outcome)
         if run is None:
             return await _end_of(api, session, n, after)
@@ -147,8 +144,8 @@ def ended(recorded: Recorded, n: int) -> Outcome | None:
                 model=data.model,
             )
         case MessageWithdrawn() if data.run == n:
-            return Outcome(status="cancelled", seq=recorded.seq, reason="message withdrawn")
+            return Outcome(status="cancelled", seq=recorded.seq, reason=BY_WITHDRAWAL)
         case SessionDeleted() | SessionErased():
-            return Outcome(status="cancelled", seq=recorded.seq, reason=DELETED)
+            return Outcome(status="cancelled", seq=recorded.seq, reason=BY_DELETION)
         case _:
             return None

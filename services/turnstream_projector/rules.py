@@ -151,8 +151,7 @@ class Checker:
 
     def _check_withdrawn(self, session: Session, recorded: Recorded, data: MessageWithdrawn) -> None:
         name = data.message_id
-        waits = any(name in run.steering or (name in run.message_ids and not run.taken) for run in session.runs)
-        if not waits:
+        if session.waits_with(name) is None:
             message = f"message {name} is withdrawn, but no run waits with it"
             self._add("transition", session, session.key, recorded, message)
 

@@ -57,6 +57,7 @@ from turnstream_runner.perform import NOTES, NOTHING, Partial
 
 NEAR: Final = 1000
 """Milliseconds until something falls due that are waited for at the end of a drive: its timer may have been early."""
+UNCERTAIN: Final = "the runner stopped while this tool was running; it may or may not have taken effect"
 CALL_OFF: Final = 1.0
 """Seconds that what is called off gets to stop."""
 
@@ -332,8 +333,8 @@ class Drive:
                     run=effect.run,
                     attempt=effect.attempt,
                     call_id=effect.call.id,
-                    status=effect.status,
-                    error=effect.why,
+                    status="uncertain",
+                    error=UNCERTAIN,
                 )
                 await self._record(effect.key, fact)
             case Return():

@@ -19,7 +19,7 @@ from turnstream.log import codec
 from turnstream.log.handle import Sessions
 from turnstream.log.jetstream import JetStreamLog
 from turnstream.log.messages import EXPECTED
-from turnstream.session.decide import Decision
+from turnstream.session.decision import Decision
 from turnstream.session.events import (
     Event,
     Limits,

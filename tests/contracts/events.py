@@ -5,7 +5,7 @@ from itertools import count
 
 from turnstream.ids import SessionKey, derive
 from turnstream.log.base import Conflict, Log, Unavailable
-from turnstream.session.decide import Decision
+from turnstream.session.decision import Decision
 from turnstream.session.events import (
     DeleteMode,
     Due,

@@ -18,7 +18,7 @@ from turnstream.log.base import Unavailable
 from turnstream.log.handle import ATTEMPTS, Sessions
 from turnstream.log.jetstream import JetStreamLog
 from turnstream.log.memory import MemoryLog
-from turnstream.session.decide import Decision
+from turnstream.session.decision import Decision
 from turnstream.session.errors import Rejected
 from turnstream.session.events import Opens, Recorded
 from turnstream.session.fold import fold

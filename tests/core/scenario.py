@@ -28,7 +28,8 @@ from turnstream.session.commands import (
     UpdateSession,
     WithdrawMessage,
 )
-from turnstream.session.decide import Decision, decide
+from turnstream.session.decide import decide
+from turnstream.session.decision import Decision
 from turnstream.session.errors import Rejected
 from turnstream.session.events import (
     NO_POLICY,

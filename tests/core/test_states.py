@@ -54,7 +54,7 @@ from tests.core.scenario import (
 )
 
 from turnstream.session.commands import Command
-from turnstream.session.decide import Decision
+from turnstream.session.decision import Decision
 from turnstream.session.events import (
     DeleteData,
     EndStatus,

@@ -20,7 +20,8 @@ from turnstream.session.commands import (
     RunFact,
     StartRun,
 )
-from turnstream.session.decide import Decision, decide
+from turnstream.session.decide import decide
+from turnstream.session.decision import Decision
 from turnstream.session.errors import Rejected
 from turnstream.session.events import (
     Answers,
@@ -336,7 +337,7 @@ def _come_of(session: Session, effect: RunEffect, choice: int) -> RunFact:
         case CallTool():
             return ToolReturned(run=n, attempt=attempt, call_id=effect.call.id, status="error" if choice == 3 else "ok")
         case Settle():
-            return ToolReturned(run=n, attempt=attempt, call_id=effect.call.id, status=effect.status)
+            return ToolReturned(run=n, attempt=attempt, call_id=effect.call.id, status="uncertain")
         case Return():
             status = "ok" if effect.call.asks == "question" else "denied"
             return ToolReturned(run=n, attempt=attempt, call_id=effect.call.id, status=status)

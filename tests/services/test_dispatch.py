@@ -16,7 +16,7 @@ from turnstream.broker.pull import Delivery, Pull
 from turnstream.broker.server import NatsServer
 from turnstream.ids import SessionKey, derive
 from turnstream.log.jetstream import JetStreamLog
-from turnstream.session.decide import Decision
+from turnstream.session.decision import Decision
 from turnstream.session.events import Due, Event, SessionUpdated, Title
 from turnstream.wire.timers import Timers
 from turnstream.wire.work import Work

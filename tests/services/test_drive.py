@@ -21,7 +21,7 @@ from turnstream.agents import Agent, Control, ToolContext, tool
 from turnstream.ids import SessionKey
 from turnstream.log.base import BrokenChain, Unavailable
 from turnstream.session.commands import DeleteSession
-from turnstream.session.decide import Decision
+from turnstream.session.decision import Decision
 from turnstream.session.events import (
     Error,
     ModelReplied,

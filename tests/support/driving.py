@@ -17,7 +17,7 @@ from turnstream.log.base import Unavailable
 from turnstream.log.handle import Handled, Sessions
 from turnstream.log.memory import MemoryLog
 from turnstream.session.commands import CancelRun, Command, Origin, PostMessage, WithdrawMessage
-from turnstream.session.decide import Decision
+from turnstream.session.decision import Decision
 from turnstream.session.events import (
     Blob,
     Event,

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final, Protocol
 
 from turnstream.ids import SessionKey
-from turnstream.session.decide import Decision
+from turnstream.session.decision import Decision
 from turnstream.session.events import Recorded
 
 PAGE: Final = 256

@@ -18,7 +18,7 @@ from turnstream import subjects
 from turnstream.broker.clock import format_time, parse_time
 from turnstream.ids import SessionKey
 from turnstream.log.base import Unreadable
-from turnstream.session.decide import Decision
+from turnstream.session.decision import Decision
 from turnstream.session.events import NAMES, TYPES, Data, Event, Fact, Recorded, Unknown
 
 SPECVERSION = "1.0"

@@ -17,7 +17,8 @@ from turnstream.ids import SessionKey
 from turnstream.log import codec
 from turnstream.log.base import BrokenChain, Conflict, Log, Unavailable
 from turnstream.session.commands import Command
-from turnstream.session.decide import Decision, decide
+from turnstream.session.decide import decide
+from turnstream.session.decision import Decision
 from turnstream.session.errors import Rejected
 from turnstream.session.events import Recorded, SessionDeleted, SessionErased
 from turnstream.session.fold import evolve, fold

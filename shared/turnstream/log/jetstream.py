@@ -29,7 +29,7 @@ from turnstream.log import archive, codec
 from turnstream.log.base import PAGE, BrokenChain, Conflict, Listener, LogError, Unavailable
 from turnstream.log.messages import EXPECTED, UNGUARDED, Republished, recorded_of
 from turnstream.log.replies import STATUS, Replies
-from turnstream.session.decide import Decision
+from turnstream.session.decision import Decision
 from turnstream.session.events import NAMES, Recorded, SessionDeleted, SessionErased
 
 T = TypeVar("T")

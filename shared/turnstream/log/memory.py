@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from turnstream.ids import SessionKey
 from turnstream.log import codec
 from turnstream.log.base import PAGE, Conflict, Listener, LogError, Unavailable
-from turnstream.session.decide import Decision
+from turnstream.session.decision import Decision
 from turnstream.session.events import Recorded, SessionDeleted, SessionErased
 
 

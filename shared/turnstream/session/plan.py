@@ -10,7 +10,7 @@ import msgspec
 from turnstream.ids import derive
 from turnstream.session.commands import TakeOver
 from turnstream.session.decide import MAX_RECOVERIES, may_take_over
-from turnstream.session.events import DeleteMode, EndStatus, Error, ToolStatus, Trigger, Wake
+from turnstream.session.events import DeleteMode, EndStatus, Error, Trigger, Wake
 from turnstream.session.limits import spent
 from turnstream.session.state import Call, Run, Session
 
@@ -66,12 +66,10 @@ class CallTool(_Effect, frozen=True, kw_only=True):
 
 
 class Settle(_Effect, frozen=True, kw_only=True):
-    """Store a result for a call that is not carried out again: nobody knows whether it took effect."""
+    """Store that a call is uncertain: it was being carried out when its runner stopped, and is not done again."""
 
     attempt: int
     call: Call
-    status: ToolStatus
-    why: str
 
 
 class Return(_Effect, frozen=True, kw_only=True):
@@ -247,9 +245,8 @@ def _of_calls(session: Session, run: Run) -> tuple[Effect, ...]:
 def _of_call(session: Session, run: Run, call: Call) -> Effect | None:
     """None: a person has to be asked first."""
     if 0 < call.started < run.attempt:
-        why = "the runner stopped while this tool was running; it may or may not have taken effect"
         key = f"{_key(session, run, run.steps)}:{call.id}:uncertain"
-        return Settle(key=key, run=run.n, attempt=run.attempt, call=call, status="uncertain", why=why)
+        return Settle(key=key, run=run.n, attempt=run.attempt, call=call)
     key = f"{_key(session, run, run.steps)}:{call.id}"
     if call.asks is None or call.closed == "approved":
         return CallTool(key=key, run=run.n, attempt=run.attempt, step=run.steps, call=call, reply_seq=run.reply_seq)

@@ -42,8 +42,10 @@ from turnstream.session.events import (
 )
 from turnstream.session.state import Run
 
-DELETED = "session_deleted"
-"""Why a run ends whose session is deleted."""
+BY_DELETION = "session_deleted"
+"""Why a run is cancelled that ends with its session."""
+BY_WITHDRAWAL = "message withdrawn"
+"""Why a run is cancelled that ends with its message."""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -230,9 +232,9 @@ def _changes(row: Row, run: Run | None, recorded: Recorded) -> dict[str, object]
         case MessagePosted():
             return {"said": {**row.said, data.message_id: recorded.seq}}
         case MessageWithdrawn():
-            return {"status": "cancelled", "reason": "message withdrawn"} if run is None else {}
+            return {"status": "cancelled", "reason": BY_WITHDRAWAL} if run is None else {}
         case SessionDeleted():
-            return {"status": "cancelled", "reason": DELETED}
+            return {"status": "cancelled", "reason": BY_DELETION}
         case RunSteered() | RequestAnswered() | RequestExpired():
             return {}
         case SessionOpened() | SessionUpdated() | SessionErased() | RunRequested() | Unknown():
