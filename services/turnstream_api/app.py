@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
-import msgspec
 import uvicorn
 from faststream import FastStream
 from starlette.types import ASGIApp
@@ -21,15 +20,14 @@ from turnstream.ids import SessionKey
 from turnstream.log.feed import Feed
 from turnstream.log.handle import Sessions
 from turnstream.log.jetstream import JetStreamLog
-from turnstream.session.errors import Rejected
 from turnstream.session.events import Spec
-from turnstream.session.policy import merged, parse_policy
 from turnstream.settings import Settings
+from turnstream.specs import specs_of
 from turnstream.telemetry import get_logger, metrics
 from turnstream.views.database import Commits, Database
 from turnstream.wire.inbox import Inbox
 from turnstream.wire.live import Live
-from turnstream_api import nats, policies
+from turnstream_api import nats
 from turnstream_api.api import Api
 from turnstream_api.http import application
 from turnstream_api.hub import Hub
@@ -213,23 +211,10 @@ def _listen(settings: Settings) -> socket.socket:
 
 
 def _specs(settings: Settings) -> dict[str, Spec]:
-    """What a run of each agent carries out, with the policy that the server and the agent say."""
     known = agents.load(
         folder=settings.agents_dir,
         modules=settings.modules,
         models=settings.models,
         default_model=settings.default_model,
     )
-    server = policies.of_server(settings)
-    specs: dict[str, Spec] = {}
-    faults: list[agents.Fault] = []
-    for agent in known:
-        try:
-            policy = merged(server, parse_policy(agent.policy))
-            specs[agent.name] = msgspec.structs.replace(msgspec.convert(agent.pinned(), Spec), policy=policy)
-        except Rejected as error:
-            field = str(error.details["field"])
-            faults.append(agents.Fault(f"agent {agent.name}", field, error.message.removeprefix(f"{field}: ")))
-    if faults:
-        raise agents.AgentsError(faults)
-    return specs
+    return specs_of(settings, known)

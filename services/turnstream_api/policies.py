@@ -9,11 +9,11 @@ from typing import Annotated, Final, cast
 import msgspec
 from msgspec import Meta
 
-from turnstream.session.errors import Rejected
 from turnstream.session.events import NO_POLICY, PolicyData, Spec
 from turnstream.session.policy import CHOICES, NOT_AVAILABLE, parse_policy, resolve
 from turnstream.session.policy import Policy as Resolved
-from turnstream.settings import Settings, SettingsError
+from turnstream.settings import Settings
+from turnstream.specs import server_policy
 
 ABOUT: Final[Mapping[str, str]] = {
     "on_busy": "a message while a run is live (one that waits for a person has `on_message`, whatever the message's own"
@@ -102,22 +102,10 @@ def on_busy(given: str | None) -> PolicyData:
     return NO_POLICY if given is None else parse_policy({"on_busy": given}, where="")
 
 
-def of_server(settings: Settings) -> PolicyData:
-    """What the settings say. Raises `SettingsError` naming the field."""
-    said = dict(settings.policy)
-    starters = said.get("starters")
-    if isinstance(starters, str) and starters not in CHOICES["starters"]:  # lists are written `a,b` in the environment
-        said["starters"] = [name.strip() for name in starters.split(",")]
-    try:
-        return parse_policy(said)
-    except Rejected as error:
-        raise SettingsError(error.message) from None
-
-
 def in_force(settings: Settings, spec: Spec | None, own: PolicyData) -> Resolved:
     """What holds in a session: what the server and the agent (`spec`; None: it is not there any more) say, and then the
     session itself."""
-    return resolve(spec.policy if spec else of_server(settings), own)
+    return resolve(spec.policy if spec else server_policy(settings), own)
 
 
 def shown(policy: Resolved) -> PolicyData:

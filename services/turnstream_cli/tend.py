@@ -38,10 +38,10 @@ def config(*, json: bool = False) -> None:
     json
         Print one line of JSON a setting.
     """
-    from turnstream_api.policies import of_server
+    from turnstream.specs import server_policy
 
     settings = settings_file.load()
-    of_server(settings)  # refuses a policy that no service would start with
+    server_policy(settings)  # refuses a policy that no service would start with
     rows = settings_file.explain(settings, {}, os.environ)
     if json:
         for row in rows:

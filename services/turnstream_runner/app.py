@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Final
 
@@ -23,7 +23,9 @@ from turnstream.broker.pull import Pull
 from turnstream.broker.service import connect, first, unless
 from turnstream.log.handle import Sessions
 from turnstream.log.jetstream import JetStreamLog
+from turnstream.session.events import Spec
 from turnstream.settings import Settings
+from turnstream.specs import specs_of
 from turnstream.telemetry import metrics
 from turnstream.wire.blobs import Blobs
 from turnstream.wire.checkpoints import Checkpoints
@@ -66,14 +68,14 @@ async def serve(settings: Settings, *, stop: asyncio.Event, ready: Callable[[], 
         models = Models(settings.models)
         stack.push_async_callback(models.close)
         await models.prepare(agent.model for agent in known)
-        runner = _runner(settings, broker, Roles(known, Tools(known.tools)), models)
+        runner = _runner(settings, broker, Roles(known, Tools(known.tools)), specs_of(settings, known), models)
         carrier = Dispatch(Pull(broker, subjects.DISPATCH, slots=dispatch.SLOTS), Work(broker), Timers(broker))
         pages = {"/stuck": lambda: msgspec.json.encode({"items": list(runner.stuck)})}
         await stack.enter_async_context(application(broker, settings.health_host, settings.health_port, pages))
         await _work(settings, broker, runner, carrier, stop, ready)
 
 
-def _runner(settings: Settings, broker: Broker, roles: Roles, models: Models) -> Runner:
+def _runner(settings: Settings, broker: Broker, roles: Roles, specs: Mapping[str, Spec], models: Models) -> Runner:
     log = JetStreamLog(broker, append_timeout=settings.append_timeout, tombstone=settings.tombstone)
     sessions = Sessions(
         log,
@@ -87,6 +89,7 @@ def _runner(settings: Settings, broker: Broker, roles: Roles, models: Models) ->
         runner=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
         sessions=sessions,
         roles=roles,
+        specs=specs,
         models=models,
         work=Work(broker),
         live=Live(broker),

@@ -16,9 +16,11 @@ from turnstream.ids import SessionKey, derive, digest
 from turnstream.session import history
 from turnstream.session.commands import RunFact
 from turnstream.session.events import (
+    UPDATE_PLAN,
     Ask,
     Blob,
     ModelReplied,
+    PlanChanged,
     Recorded,
     RunWaiting,
     ToolCall,
@@ -28,7 +30,8 @@ from turnstream.session.events import (
 )
 from turnstream.session.plan import CallModel, CallTool, Park, Return
 from turnstream.session.state import Run, request_id
-from turnstream_runner import requests
+from turnstream_runner import checklist, delegation, requests
+from turnstream_runner.delegation import Delegation
 from turnstream_runner.equipment import Equipment
 from turnstream_runner.ledger import Ledger, persist
 from turnstream_runner.opaque import Opaque
@@ -52,6 +55,9 @@ class Attempt:
         self._ledger = ledger
         self._role = role
         self._speech = equipment.live.speak(ledger.key, run.n, number)
+        self._delegation = Delegation(equipment, ledger)
+        self._by_person = run.trigger == "action"
+        """Whoever calls the tool himself need not be asked."""
         self._draining = False
 
     def drain(self) -> None:
@@ -89,10 +95,12 @@ class Attempt:
         any more."""
         tools = self._role.tools
         call = await self._ledger.call(effect.reply_seq, effect.call.id)
+        if call.name == UPDATE_PLAN and self._role.agent.control.plan:
+            return await self._keep_checklist(effect, call)
         async with tools.turn(call.name, f"{self._ledger.key.account}/{self._ledger.key.run(effect.run)}"):
             if self._draining:
                 return None
-            if effect.call.asks is None and self._role.asks(call.name):
+            if effect.call.asks is None and self._role.asks(call.name) and not self._by_person:
                 return _returned(effect, "error", NOBODY_ASKED)
             if effect.call.asks and not await self._is_still_approved(effect, call):
                 return _returned(effect, "denied", NOT_APPROVED)
@@ -106,11 +114,28 @@ class Attempt:
         name = f"{effect.run}.{effect.attempt}.{effect.step}.{digest(call.id.encode())}"
         return await self._equipment.room.for_result(fact, self.put(name))
 
+    async def _keep_checklist(self, effect: CallTool, call: ToolCall) -> ToolReturned | None:
+        """The checklist is a fact of its own, before the call's result."""
+        try:
+            items = checklist.items_of(call.arguments)
+        except ValueError as error:
+            return _returned(effect, "error", str(error))
+        fact = PlanChanged(run=effect.run, attempt=effect.attempt, call_id=call.id, items=items)
+        if not await self._ledger.record(effect.key, derive(effect.key, effect.attempt, "plan"), fact):
+            return None
+        return msgspec.structs.replace(_returned(effect, "ok", ""), output=checklist.NOTED)
+
     async def ask(self, effect: Park) -> RunWaiting | ToolReturned:
-        """Everything that a person is asked; or the error of a call that cannot be asked for."""
+        """Everything that the run waits for, people and children that are there; or the error of a call that cannot be
+        asked for."""
         asks: list[Ask] = []
         for number, open_call in enumerate(effect.calls, effect.first):
             call = await self._ledger.call(effect.reply_seq, open_call.id)
+            if child := self._ledger.session.child(effect.run, open_call.child):
+                await self._delegation.open(child)
+                request = request_id(self._ledger.session, effect.run, number)
+                asks.append(Ask(request=request, kind="child", call_id=call.id, prompt=child.session))
+                continue
             try:
                 asks.append(self._ask(call, request_id(self._ledger.session, effect.run, number)))
             except ValueError as error:
@@ -120,7 +145,9 @@ class Attempt:
         return RunWaiting(run=effect.run, attempt=effect.attempt, requests=tuple(asks))
 
     async def take_answer(self, effect: Return) -> ToolReturned:
-        """What came of a request, as the result of its call."""
+        """What came of a request or a child, as the result of the call."""
+        if effect.call.child:
+            return delegation.result(effect, await self._ledger.at(effect.call.closed_seq))
         request = request_id(self._ledger.session, effect.run, effect.call.request)
         fact = requests.result(effect, await self._ledger.ask(request), await self._ledger.at(effect.call.closed_seq))
         name = f"{effect.run}.{effect.attempt}.answer.{effect.call.request}"

@@ -17,7 +17,7 @@ from typing import Any, Final, assert_never
 import msgspec
 
 from turnstream.ids import SessionKey, derive
-from turnstream.session.commands import EraseSession, ExpireRequest, RunFact, StartRun
+from turnstream.session.commands import EraseSession, ExpireRequest, ReportRun, RunFact, StartRun, TitleSession
 from turnstream.session.events import (
     Blob,
     Error,
@@ -30,17 +30,24 @@ from turnstream.session.events import (
     ToolReturned,
 )
 from turnstream.session.plan import (
+    BetweenEffect,
     CallModel,
     CallTool,
+    CancelChild,
+    Detach,
+    DropChild,
     Effect,
     End,
+    Entitle,
     Erase,
     Expire,
     Park,
     Return,
     Settle,
     Start,
+    StartChild,
     Steer,
+    TellParent,
     blocked_by,
     end,
     next_due,
@@ -49,7 +56,9 @@ from turnstream.session.plan import (
 from turnstream.session.plan import Drive as Identity
 from turnstream.session.state import Run, Session
 from turnstream.telemetry import metrics
+from turnstream_runner import titles
 from turnstream_runner.attempt import Attempt, put
+from turnstream_runner.delegation import Delegation
 from turnstream_runner.equipment import Equipment
 from turnstream_runner.ledger import Ledger, persist
 from turnstream_runner.patience import Patience
@@ -102,6 +111,9 @@ class Drive:
             now=equipment.now,
             stir=self._stir.set,
         )
+        self._delegation = Delegation(equipment, self._ledger)
+        self._done: set[str] = set()
+        """What has been done to other sessions."""
         self._attempt: Attempt | None = None
         """Of the run that this drive has started, and that neither waits nor has ended or been released since."""
         self._in_flight: dict[str, asyncio.Task[RunFact | None]] = {}
@@ -219,12 +231,17 @@ class Drive:
             match effect:
                 case Steer() if self._in_flight:
                     pass
-                case Settle() | Return() | Steer() | Park() | Expire() | End():
+                case Settle() | Return() | Steer() | Park() | StartChild() | Detach() | Expire() | End():
                     await self._do_at_once(effect)
                     return True
                 case Start() if not self._draining:
                     await self._start(effect)
                     return True
+                case CancelChild() | DropChild() | TellParent() if effect.key not in self._done:
+                    await self._do_between(effect)
+                    return True
+                case Entitle() if not self._draining:
+                    self._launch(effect.key, self._entitle(effect))
                 case Erase() if not self._draining and not self._equipment.eraser.full:
                     self._launch(effect.key, self._erase(effect))
                 case CallModel() if not self._draining:
@@ -326,8 +343,34 @@ class Drive:
         elif effect.trigger == "recovery":
             metrics.recoveries.inc()
 
-    async def _do_at_once(self, effect: Settle | Return | Steer | Park | Expire | End) -> None:
+    async def _do_between(self, effect: BetweenEffect) -> None:
+        """What is done to another session has no fact in this one: it is done once by each drive."""
+        self._done.add(effect.key)
         match effect:
+            case CancelChild():
+                await self._delegation.cancel(effect.child)
+            case DropChild():
+                await self._delegation.drop(effect.session)
+            case TellParent():
+                told = await self._delegation.tell(effect.parent)
+                origin = self._ledger.own_origin(derive(effect.key, "told"))
+                await self._ledger.store(effect.key, ReportRun(origin=origin, run=effect.run, told=told))
+            case _:
+                assert_never(effect)
+        await self._ledger.look()
+
+    async def _entitle(self, effect: Entitle) -> None:
+        """That none was found is a fact too, so that none is looked for at every wake-up."""
+        text = await titles.find(self._equipment.models, effect.spec, await self._ledger.events(), effect.key)
+        origin = self._ledger.own_origin(derive(effect.key))
+        await self._ledger.store(effect.key, TitleSession(origin=origin, text=text))
+
+    async def _do_at_once(self, effect: Settle | Return | Steer | Park | StartChild | Detach | Expire | End) -> None:
+        match effect:
+            case StartChild():
+                await self._record(effect.key, await self._delegation.intend(effect, self._run(effect.run)))
+            case Detach():
+                await self._record(effect.key, await self._delegation.detach(effect))
             case Settle():
                 fact = ToolReturned(
                     run=effect.run,
@@ -380,6 +423,14 @@ class Drive:
     async def _answer(self, effect: End) -> RunEnded:
         """The end by a reply that turned out to be the last: what it was to be followed by is not there any more."""
         replied = (await self._ledger.at(effect.answer_seq)).event.data
+        if isinstance(replied, ToolReturned):  # of what a person did by himself
+            return RunEnded(
+                run=effect.run,
+                attempt=effect.attempt,
+                status=effect.status,
+                content=replied.output or replied.error,
+                blob=replied.blob,
+            )
         assert isinstance(replied, ModelReplied)
         return RunEnded(
             run=effect.run,

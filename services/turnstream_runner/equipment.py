@@ -1,10 +1,11 @@
 """What every drive of a runner works with, wired together once, in `app.py`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from turnstream.log.handle import Sessions
+from turnstream.session.events import Spec
 from turnstream.wire.blobs import Blobs
 from turnstream.wire.checkpoints import Checkpoints
 from turnstream.wire.live import Live
@@ -21,6 +22,8 @@ class Equipment(msgspec.Struct, frozen=True, kw_only=True):
     runner: str
     sessions: Sessions
     roles: Roles
+    specs: Mapping[str, Spec]
+    """What a run of each agent carries out."""
     models: Models
     work: Work
     live: Live

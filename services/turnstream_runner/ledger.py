@@ -16,7 +16,17 @@ from turnstream.log.feed import Feed
 from turnstream.log.handle import Sessions
 from turnstream.session.commands import Command, Origin, RecordFact, RunFact, TakeOver
 from turnstream.session.errors import Rejected
-from turnstream.session.events import Ask, Event, Fact, ModelReplied, Recorded, RunWaiting, ToolCall, Unknown
+from turnstream.session.events import (
+    Ask,
+    Event,
+    Fact,
+    ModelReplied,
+    Recorded,
+    RunRequested,
+    RunWaiting,
+    ToolCall,
+    Unknown,
+)
 from turnstream.session.fold import evolve
 from turnstream.session.state import Run, Session
 from turnstream.telemetry import get_logger
@@ -127,11 +137,13 @@ class Ledger:
         return found
 
     async def call(self, reply_seq: int, call_id: str) -> ToolCall:
-        """A call as the reply at this sequence asked for it."""
+        """A call as the reply at this sequence asked for it, or the person who does it by himself."""
         reply = self._replies.get(reply_seq)
         if reply is None:
             events = await self.events()
             data = next(recorded.event.data for recorded in reversed(events) if recorded.seq == reply_seq)
+            if isinstance(data, RunRequested) and data.action:
+                return data.action
             assert isinstance(data, ModelReplied)
             reply = self._replies[reply_seq] = data
         return next(call for call in reply.tool_calls if call.id == call_id)

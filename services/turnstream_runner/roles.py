@@ -1,10 +1,14 @@
 """An agent as a runner carries it out. What an agent says of itself is in `turnstream.agents`."""
 
+from collections.abc import Iterator
+
 import msgspec
 
-from turnstream.agents import Agent, Agents
-from turnstream.session.events import ASK_USER, Asks, Spec
+from turnstream.agents import Agent, Agents, Control
+from turnstream.session.events import ASK_USER, DELEGATE, Asks, Spec
+from turnstream_runner.checklist import CHECKLIST
 from turnstream_runner.models.port import ToolSpec
+from turnstream_runner.orders import DELEGATION
 from turnstream_runner.requests import QUESTION
 from turnstream_runner.tools.registry import Tools
 
@@ -21,9 +25,11 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
         """What a person has to say before a call of this tool can return."""
         if name == ASK_USER and self.agent.control.ask_user:
             return "question"
+        if name == DELEGATE and self.agent.control.delegate:
+            return "child"
         said = self.agent.approval.get(name)
         needs = self.tools.needs_approval(name) if said is None else said == "always"
-        return "approval" if needs and name in self.agent.tool_names else None
+        return "approval" if needs and self.tools.has(name) else None
 
 
 class Roles:
@@ -32,14 +38,29 @@ class Roles:
     def __init__(self, agents: Agents, tools: Tools) -> None:
         self._agents = agents
         self._tools = tools
-        self._roles: dict[tuple[str, str], Role] = {}
+        self._roles: dict[tuple[str, str, tuple[str, ...] | None], Role] = {}
 
     def get(self, spec: Spec) -> Role | None:
         """None: this runner does not have the very agent that the run has pinned."""
-        role = self._roles.get((spec.agent, spec.digest))
+        name = (spec.agent, spec.digest, spec.tools)
+        role = self._roles.get(name)
         if role is None and (agent := self._agents.get(spec.agent, spec.digest)):
-            tools = self._tools.only(agent.tool_names)
-            control = (QUESTION,) if agent.control.ask_user else ()
-            role = Role(agent=agent, tools=tools, specs=(*control, *tools.specs()), params=agent.params.given())
-            self._roles[spec.agent, spec.digest] = role
+            tools = self._tools.only(self.tools_of(spec))
+            specs = (*_control(agent.control), *tools.specs())
+            role = self._roles[name] = Role(agent=agent, tools=tools, specs=specs, params=agent.params.given())
         return role
+
+    def tools_of(self, spec: Spec) -> tuple[str, ...]:
+        """Names of the tools that a run may use."""
+        agent = self._agents.get(spec.agent, spec.digest)
+        names = agent.tool_names if agent else ()
+        return names if spec.tools is None else tuple([name for name in names if name in spec.tools])
+
+
+def _control(control: Control) -> Iterator[ToolSpec]:
+    if control.ask_user:
+        yield QUESTION
+    if control.delegate:
+        yield DELEGATION
+    if control.plan:
+        yield CHECKLIST

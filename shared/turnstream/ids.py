@@ -39,6 +39,10 @@ class SessionKey(msgspec.Struct, frozen=True, order=True):
     def run(self, n: int) -> str:
         return run_id(self.session, n)
 
+    def child(self, n: int, k: int) -> "SessionKey":
+        """The session of the `k`th child of run `n`: a repeat of what opens it cannot open a second."""
+        return SessionKey(self.account, f"{self.session}{CHILD}{n}-{k}")
+
 
 def run_id(session: str, n: int) -> str:
     """`<session>.<n>`: a run can be located without an index."""

@@ -181,7 +181,7 @@ async def test_a_session_as_its_events_made_it(database: Database) -> None:
     assert (shown.title_source, shown.status, shown.active_run, shown.queued) == ("derived", "busy", "s1.1", 1)
     assert (shown.created_at, shown.updated_at, shown.seq, position) == (BEGIN, BEGIN + 5, 3, 3)
     log.do("s1", UpdateSession(origin=log.origin(), title=Title(text="France", source="user"), metadata={"a": [1]}))
-    log.put("s1", Unknown(type="plan.changed", raw=b'{"items":[]}'))  # pyright: ignore
+    log.put("s1", Unknown(type="weather.changed", raw=b'{"items":[]}'))  # pyright: ignore
     log.end("s1", 1)
     await views.show(log.events)
     shown, _ = await sessions.get(database, log.key("s1"))
@@ -190,7 +190,7 @@ async def test_a_session_as_its_events_made_it(database: Database) -> None:
     assert (shown.status, shown.active_run, shown.queued, shown.last_run) == ("busy", "s1.2", 0, 2)
     log.start("s1", 2)
     log.end("s1", 2, "", status="failed", error=Error(code="empty_reply", message="nothing"))
-    log.put("s1", Unknown(type="plan.changed", raw=b"{}"))  # pyright: ignore
+    log.put("s1", Unknown(type="weather.changed", raw=b"{}"))  # pyright: ignore
     await views.show(log.events)
     shown, _ = await sessions.get(database, log.key("s1"))
     assert shown

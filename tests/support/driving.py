@@ -319,7 +319,8 @@ class World:
         self.here: set[int] = set()
         chosen = agent or Agent(name="default", model="scripted", instructions="be kind", tools=list(tools))
         self.agents = Agents({chosen.name: chosen}, {tool.name: tool for tool in tools})
-        self.spec = msgspec.convert(chosen.pinned(), Spec)
+        untitled = PolicyData(titles="client")  # no call of the model for that
+        self.spec = msgspec.structs.replace(msgspec.convert(chosen.pinned(), Spec), policy=untitled)
         self.sessions = Sessions(self.log, now=self.now)
         """The client's."""
         self._event_max = event_max
@@ -383,6 +384,7 @@ class World:
             runner=f"r{n}",
             sessions=Sessions(self.log, now=self.now, keep_bytes=1 << 20),
             roles=Roles(self.agents, Tools(self.agents.tools)),
+            specs={agent.name: msgspec.convert(agent.pinned(), Spec) for agent in self.agents},
             models=self.models,  # pyright: ignore
             work=self.work,  # pyright: ignore
             live=self.live,  # pyright: ignore

@@ -26,7 +26,7 @@ from turnstream.log.handle import Handled, Sessions
 from turnstream.log.jetstream import JetStreamLog
 from turnstream.session.commands import AnswerRequest, Command, Origin, PostMessage, RetrySession, WithdrawMessage
 from turnstream.session.events import Opens, Part, PolicyData, RunWaiting, Spec
-from turnstream.session.policy import parse_policy
+from turnstream.session.policy import merged, parse_policy
 from turnstream.wire.blobs import Blobs
 from turnstream.wire.checkpoints import Checkpoints
 from turnstream.wire.live import Live
@@ -115,7 +115,8 @@ class Stage(Client):
             chosen = Agent(name="default", model=agent.pop("model", "scripted"), tools=list(tools), **agent)
         known = Agents({chosen.name: chosen}, {tool.name: tool for tool in tools})
         spec = msgspec.convert(chosen.pinned(), Spec)
-        self.specs["default"] = msgspec.structs.replace(spec, policy=parse_policy(chosen.policy))
+        untitled = PolicyData(titles="client")  # no call of the model for that
+        self.specs["default"] = msgspec.structs.replace(spec, policy=merged(untitled, parse_policy(chosen.policy)))
         broker = await connect(self._url)
         scripted: Any = models or ScriptedModels(script)
         journal = JetStreamLog(broker)
@@ -123,6 +124,7 @@ class Stage(Client):
             runner=f"r{next(_serial)}",
             sessions=Sessions(journal, now=broker.clock.now, keep_bytes=1 << 20),
             roles=Roles(known, Tools(known.tools)),
+            specs=dict(self.specs),
             models=scripted,
             work=Work(broker),
             live=Live(broker),

@@ -43,6 +43,7 @@ from turnstream.ids import digest
 from turnstream.session.events import ASK_USER, ToolCall, Usage
 from turnstream.session.history import AssistantMessage, Message, ToolMessage, UserMessage
 from turnstream_runner.models.port import (
+    TITLING,
     Finish,
     Item,
     ModelError,
@@ -89,6 +90,9 @@ class DemoModel:
     """A model of the port in `port.py`; the language is in this module's docstring."""
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Item, None]:
+        if request.instructions == TITLING:
+            yield Reply(text=_title(request), usage=Usage(input_tokens=1, output_tokens=1), model=NAME)
+            return
         turn = _Turn(request.messages)
         step = turn.step()
         if step.wait:
@@ -122,6 +126,13 @@ class DemoModel:
             model=NAME,
             opaque=_token(*_place(request)) if step.opaque else b"",
         )
+
+
+def _title(request: ModelRequest) -> str:
+    """The first words of what was said first."""
+    said = next((message.text for message in request.messages if isinstance(message, UserMessage)), "")
+    words = re.findall(r"[^\W_]+", said.partition("\n")[0].removeprefix("user: "))
+    return "About " + " ".join(words[:5]) if words else ""
 
 
 def _place(request: ModelRequest) -> tuple[str, int]:

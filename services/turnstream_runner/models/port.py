@@ -9,12 +9,18 @@ and its connection.
 """
 
 from collections.abc import AsyncGenerator
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
 from turnstream.session.events import ToolCall, Usage
 from turnstream.session.history import Message
+
+TITLING: Final = (
+    "You give conversations titles. Answer with the title alone: one line, at most eight words, in the language of the"
+    " conversation, without quotation marks."
+)
+"""Instructions of the call that finds a title."""
 
 Finish = Literal["stop", "length", "tool_calls", "content_filter", "other"]
 

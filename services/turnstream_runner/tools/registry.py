@@ -59,6 +59,9 @@ class Tools:
         """Whether a call may be repeated. A tool that is not there has no effect at all."""
         return name not in self._tools or self._tools[name].idempotent
 
+    def has(self, name: str) -> bool:
+        return name in self._tools
+
     def needs_approval(self, name: str) -> bool:
         """What the tool says of itself."""
         return name in self._tools and self._tools[name].approval

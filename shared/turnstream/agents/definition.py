@@ -32,7 +32,6 @@ from turnstream.ids import NAME, digest
 
 LATER: Final = frozenset({"mcp", "output", "graph"})
 """Fields of an agent that are known and not there yet."""
-LATER_CONTROL: Final = frozenset({"delegate", "plan"})
 COST_UNIT: Final = 1_000_000
 """What a run's costs are counted in, parts of the currency."""
 NOT_AVAILABLE: Final = "not available in this release"
@@ -78,14 +77,12 @@ class Params(_Definition):
 
 
 class Control(_Definition):
-    """What the model may do besides calling tools: ask a person (`conversation_ask_user`)."""
+    """What the model may do besides calling tools: ask a person (`conversation_ask_user`), have another agent do
+    something (`delegate`), keep a checklist (`update_plan`)."""
 
     ask_user: bool = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_later(cls, data: object) -> object:
-        return _refuse(data, LATER_CONTROL)
+    delegate: bool = False
+    plan: bool = False
 
 
 class Limits(_Definition):
@@ -191,11 +188,6 @@ def define(where: str, data: Mapping[str, object]) -> Agent:
     """The agent that `data` says. Raises `AgentsError` with every fault in it."""
     rest = dict(data)
     faults = [Fault(where, field, NOT_AVAILABLE) for field in sorted(LATER & rest.keys())]
-    control = rest.get("control")
-    if isinstance(control, Mapping):
-        said = dict(cast(Mapping[str, object], control))
-        faults += [Fault(where, f"control.{field}", NOT_AVAILABLE) for field in sorted(LATER_CONTROL & said.keys())]
-        rest["control"] = {name: value for name, value in said.items() if name not in LATER_CONTROL}
     rest = {name: value for name, value in rest.items() if name not in LATER}
     try:
         agent = Agent.model_validate(rest)

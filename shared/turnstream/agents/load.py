@@ -128,7 +128,7 @@ class _Found:
             description="Answers where no agent is named.",
             model=model,
             tools=names,
-            control=Control(ask_user=True),
+            control=Control(ask_user=True, delegate=True, plan=True),
         )
         self.agents.setdefault(DEFAULT_AGENT, default)
         self._source.setdefault(DEFAULT_AGENT, "settings")

@@ -10,10 +10,13 @@ import msgspec
 
 from turnstream.session.events import (
     NO_POLICY,
+    ChildEnded,
+    ChildStarted,
     DeleteMode,
     ModelReplied,
     Opens,
     Part,
+    PlanChanged,
     PolicyData,
     RunEnded,
     RunReleased,
@@ -22,12 +25,23 @@ from turnstream.session.events import (
     RunWaiting,
     Spec,
     Title,
+    ToolCall,
     ToolReturned,
     ToolStarted,
     Wake,
 )
 
-RunFact = ModelReplied | ToolStarted | ToolReturned | RunSteered | RunWaiting | RunReleased | RunEnded
+RunFact = (
+    ModelReplied
+    | ToolStarted
+    | ToolReturned
+    | ChildStarted
+    | PlanChanged
+    | RunSteered
+    | RunWaiting
+    | RunReleased
+    | RunEnded
+)
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +128,32 @@ class RetrySession(_Command, frozen=True, kw_only=True):
     specs: Mapping[str, Spec]
 
 
+class Act(_Command, frozen=True, kw_only=True):
+    """A person calls a tool in the session. `specs` are as for a message."""
+
+    action: ToolCall
+    specs: Mapping[str, Spec]
+
+
+class EndChild(_Command, frozen=True, kw_only=True):
+    """A child has ended: told to whoever delegated to it. `ended.late` is found out here."""
+
+    ended: ChildEnded
+
+
+class ReportRun(_Command, frozen=True, kw_only=True):
+    """Whoever delegated to this session has been told, or is not there any more."""
+
+    run: int
+    told: bool
+
+
+class TitleSession(_Command, frozen=True, kw_only=True):
+    """The title that was found for the session; None: none was."""
+
+    text: str | None
+
+
 class DeleteSession(_Command, frozen=True, kw_only=True):
     """None is the policy's word, of which `specs` are a part."""
 
@@ -165,12 +205,16 @@ Command = (
     | UpdateSession
     | DeleteSession
     | EraseSession
+    | TitleSession
     | PostMessage
+    | Act
     | WithdrawMessage
     | RetrySession
     | CancelRun
     | AnswerRequest
     | ExpireRequest
+    | EndChild
+    | ReportRun
     | StartRun
     | RecordFact
 )

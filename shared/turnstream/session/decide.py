@@ -14,18 +14,22 @@ import msgspec
 
 from turnstream.session import answers, routing
 from turnstream.session.commands import (
+    Act,
     AnswerRequest,
     CancelRun,
     Command,
     DeleteSession,
+    EndChild,
     EraseSession,
     ExpireRequest,
     OpenSession,
     PostMessage,
     RecordFact,
+    ReportRun,
     RetrySession,
     StartRun,
     TakeOver,
+    TitleSession,
     UpdateSession,
     WithdrawMessage,
 )
@@ -39,21 +43,26 @@ from turnstream.session.decision import (
     no_edge,
     no_session,
     settles,
+    wakes_answered,
+    wakes_parked,
     wakes_without,
 )
 from turnstream.session.errors import Rejected
 from turnstream.session.events import (
     NO_POLICY,
+    ChildStarted,
     Due,
     Error,
     Fact,
     MessageWithdrawn,
     ModelReplied,
+    PlanChanged,
     RequestAnswered,
     RequestExpired,
     RunCancelRequested,
     RunEnded,
     RunReleased,
+    RunReported,
     RunRequested,
     RunStarted,
     RunSteered,
@@ -62,6 +71,7 @@ from turnstream.session.events import (
     SessionErased,
     SessionOpened,
     SessionUpdated,
+    Title,
     TitleSource,
     ToolReturned,
     ToolStarted,
@@ -75,6 +85,7 @@ from turnstream.session.state import (
     Deleted,
     Run,
     Session,
+    clock_stands,
     has_edge,
     request_id,
     said,
@@ -82,6 +93,8 @@ from turnstream.session.state import (
 
 MAX_RECOVERIES = 3
 """Consecutive recoveries of a run without a new fact, before it fails with `max_attempts_exceeded`."""
+MAX_CHILDREN = 10
+"""Children of one run."""
 TITLE_RANK: dict[TitleSource, int] = {"derived": 0, "client": 1, "agent": 2, "user": 3}
 
 
@@ -112,8 +125,12 @@ def decide(command: Command, session: Session) -> Decision | None:
             return _delete(command, session)
         case EraseSession():
             raise Rejected("invalid_transition", f"session {session.key.session} is not deleted")
+        case TitleSession():
+            return _title(command, session)
         case PostMessage():
             return routing.post(command, session)
+        case Act():
+            return _act(command, session)
         case WithdrawMessage():
             return _withdraw(command, session)
         case RetrySession():
@@ -124,6 +141,10 @@ def decide(command: Command, session: Session) -> Decision | None:
             return _answer(command, session)
         case ExpireRequest():
             return _expire(command, session)
+        case EndChild():
+            return _end_child(command, session)
+        case ReportRun():
+            return _report(command, session)
         case StartRun():
             return _start(command, session)
         case RecordFact():
@@ -151,6 +172,8 @@ def _of_deleted(command: Command, session: Session) -> Decision | None:
             return Decision(event)
         case EraseSession():
             return None
+        case ReportRun() if not deleted.erased:
+            return _report(command, session)
         case DeleteSession() if deleted.mode == "erase" or _is_repeat(command, deleted):
             return None
         case _:
@@ -170,6 +193,7 @@ def _open(command: OpenSession, session: Session) -> Decision | None:
             metadata=opens.metadata,
             policy=opens.policy,
             one_shot=opens.one_shot,
+            parent=opens.parent,
         )
         return Decision(event_of(command, session, opened))
     if not command.given:
@@ -192,6 +216,46 @@ def _update(command: UpdateSession, session: Session) -> Decision | None:
     if data == SessionUpdated():
         return None
     return Decision(event_of(command, session, data))
+
+
+def _title(command: TitleSession, session: Session) -> Decision | None:
+    """What was found loses against a title that a person has given meanwhile."""
+    if TITLE_RANK[session.title_source] >= TITLE_RANK["agent"] or session.untitled:
+        return None
+    title = Title(text=command.text, source="agent") if command.text else None
+    return Decision(event_of(command, session, SessionUpdated(title=title, untitled=title is None)))
+
+
+def _act(command: Act, session: Session) -> Decision:
+    """As if the session were asked to queue it: it waits for its turn."""
+    spec = command.specs.get(session.agent_name)
+    if spec is None:
+        raise Rejected("agent_not_found", f"no agent {session.agent_name}", field="agent")
+    spec = msgspec.structs.replace(spec, policy=merged(spec.policy, session.policy))
+    policy = resolve(spec.policy)
+    if session.live and policy.on_busy == "reject":
+        run = session.key.run((session.holder or session.live[0]).n)
+        raise Rejected("run_active", f"run {run} is not ended, and the session refuses another", run=run)
+    data = RunRequested(run=session.last_run + 1, spec=spec, trigger="action", action=command.action)
+    return Decision(event_of(command, session, data), wakes=() if session.live else (spec.queue,))
+
+
+def _end_child(command: EndChild, session: Session) -> Decision | None:
+    ended = command.ended
+    if session.child(ended.run, ended.k) is None:
+        return None
+    run = session.run(ended.run)
+    call = run.call(ended.call_id) if run else None
+    data = msgspec.structs.replace(ended, late=call is None or not call.wait)
+    last = run is not None and len(run.requests) == 1 and run.requests[0].call_id == ended.call_id
+    wakes = (run.spec.queue,) if run and last else ()
+    return Decision(event_of(command, session, data), wakes=wakes)
+
+
+def _report(command: ReportRun, session: Session) -> Decision | None:
+    if not session.unreported:
+        return None
+    return Decision(event_of(command, session, RunReported(run=command.run, told=command.told)))
 
 
 def _delete(command: DeleteSession, session: Session) -> Decision:
@@ -232,8 +296,8 @@ def _withdraw(command: WithdrawMessage, session: Session) -> Decision | None:
 
 
 def _retry(command: RetrySession, session: Session) -> Decision:
-    if session.runs:
-        run = session.key.run((session.holder or session.runs[0]).n)
+    if session.live:
+        run = session.key.run((session.holder or session.live[0]).n)
         raise Rejected("run_active", f"run {run} is not ended", run=run)
     last = session.last_ended
     if last is None or last.status not in ("failed", "timed_out") or not last.message_ids:
@@ -297,17 +361,19 @@ def _answer(command: AnswerRequest, session: Session) -> Decision | None:
         request = run.request(command.request) if run else None
         if request is None:
             raise Rejected("not_found", f"no request {name}")
-    elif run is not None and len(run.requests) > 1:
-        names = ", ".join(request_id(session, n, one.k) for one in run.requests)
+    elif run is not None and len(run.for_people) > 1:
+        names = ", ".join(request_id(session, n, one.k) for one in run.for_people)
         raise Rejected("invalid", f"request: several are open: {names}", field="request")
-    elif run is not None and run.requests:
-        request = run.requests[0]
+    elif run is not None and run.for_people:
+        request = run.for_people[0]
     if run is None or request is None:
         if (closed := _only_closed(session, n)) is not None:
             name, how, what = closed
             return _answered_before(command, name, how, what)
         raise Rejected("not_waiting", f"run {key.run(n)} waits for no answer", run=key.run(n))
     name = request_id(session, n, request.k)
+    if request.kind == "child":
+        raise Rejected("invalid", f"request: {name} is for a sub-agent, nobody else answers it", field="request")
     if run.is_to_end:
         raise Rejected("request_closed", f"run {key.run(n)} is about to end", run=key.run(n))
     if request.expires_at is not None and command.origin.time >= request.expires_at:
@@ -329,8 +395,7 @@ def _answer(command: AnswerRequest, session: Session) -> Decision | None:
         by=command.origin.actor,
     )
     settled = () if request.expires_at is None else (expiry(n, request.k),)
-    wakes = (run.spec.queue,) if len(run.requests) == 1 else ()
-    return Decision(event_of(command, session, data), wakes=wakes, settled=settled)
+    return Decision(event_of(command, session, data), wakes=wakes_answered(session, run, 1), settled=settled)
 
 
 def _only_closed(session: Session, n: int) -> tuple[str, str, str] | None:
@@ -437,7 +502,17 @@ def _record(command: RecordFact, session: Session) -> Decision:
                 for number, ask in enumerate(fact.requests, 1)
                 if ask.expires_in is not None
             )
-            settled = (deadline(run),) if run.policy.clock == "running" and run.deadline is not None else ()
+            settled = (deadline(run),) if clock_stands(run, fact.requests) else ()
+            if all(ask.kind == "child" for ask in fact.requests):
+                wakes = _others(run, wakes_parked(session, run))
+        case ChildStarted():
+            call = run.call(fact.call_id)
+            may_start = call is not None and call.asks == "child" and not call.child and run.status == "running"
+            if not may_start or run.cancel or fact.k != run.children + 1 or fact.k > MAX_CHILDREN:
+                raise no_edge(session, run, "child.started")
+        case PlanChanged():
+            if run.call(fact.call_id) is None or run.status != "running" or run.cancel:
+                raise no_edge(session, run, "plan.changed")
         case RunReleased():
             if not has_edge(run.status, "run.released", "queued"):
                 raise no_edge(session, run, "run.released")
@@ -447,12 +522,15 @@ def _record(command: RecordFact, session: Session) -> Decision:
             fact = _end(session, run, fact)
             if isinstance(fact, RunEnded):
                 # The drive that reports this plans again and starts what waits for its own queue: others are woken.
-                others = wakes_without(session, run, fact)
-                wakes = tuple(queue for queue in others if queue != run.spec.queue)
+                wakes = _others(run, wakes_without(session, run, fact))
                 settled = settles(run)
         case _:
             assert_never(fact)
     return Decision(event_of(command, session, fact), wakes, dues, settled)
+
+
+def _others(run: Run, queues: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple([queue for queue in queues if queue != run.spec.queue])
 
 
 def _reply(session: Session, run: Run, replied: ModelReplied) -> None:
@@ -473,6 +551,10 @@ def _may_return(run: Run, call: Call, fact: ToolReturned) -> bool:
             if not call.request:  # a question that cannot be asked
                 return fact.status == "error"
             return call.closed in ("answered", "expired") and fact.status in ("ok", "error")
+        case "child":
+            if not call.child:  # a child that cannot be made
+                return fact.status == "error"
+            return fact.status in ("ok", "error") and (call.closed == "returned" or not call.wait)
         case "approval":
             if not call.request:
                 return fact.status == "error"
@@ -484,13 +566,15 @@ def _may_return(run: Run, call: Call, fact: ToolReturned) -> bool:
 def _wait(session: Session, run: Run, waiting: RunWaiting) -> None:
     if not has_edge(run.status, "run.waiting", "waiting") or run.cancel:
         raise no_edge(session, run, "run.waiting")
-    asked = {call.id: call for call in run.open_calls if call.asks and not call.request}
+    asked = {call.id: call for call in run.open_calls if call.asks and not call.request and not call.closed}
     names = [request_id(session, run.n, run.asked + number) for number in range(1, len(waiting.requests) + 1)]
     if len(asked) != len(run.open_calls) or not asked:
         raise no_edge(session, run, "run.waiting")
     calls = sorted(ask.call_id for ask in waiting.requests)
     if [ask.request for ask in waiting.requests] != names or calls != sorted(asked):
         raise Rejected("invalid", "requests: one for each open call, numbered on", field="requests")
+    if any(call.asks == "child" and not (call.child and call.wait) for call in asked.values()):
+        raise no_edge(session, run, "run.waiting")
     if any(asked[ask.call_id].asks != ask.kind for ask in waiting.requests):
         raise Rejected("invalid", "requests: of the kind that the call asks for", field="requests")
     for ask in waiting.requests:
@@ -522,7 +606,8 @@ def _end(session: Session, run: Run, ended: RunEnded) -> RunEnded | ModelReplied
         raise no_edge(session, run, f"run.ended ({ended.status})")
     if ended.status == "completed" and run.open_calls:
         raise no_edge(session, run, "run.ended (completed)")
-    if ended.status == "completed" and run.steering:
+    misfit = _misfit(session, run, ended)
+    if misfit or (ended.status == "completed" and run.steering):
         if run.answered:  # the answer is such a reply already
             raise no_edge(session, run, "run.ended (completed)")
         reply = ModelReplied(
@@ -536,11 +621,26 @@ def _end(session: Session, run: Run, ended: RunEnded) -> RunEnded | ModelReplied
             finish=ended.finish,
             model=ended.model,
             duration=ended.duration,
+            misfit=misfit,
         )
         after = msgspec.structs.replace(run, steps=reply.step, usage=run.usage + reply.usage)
-        if spent(after) is None:
+        if misfit or spent(after) is None:
             return reply
     return ending(session, run, ended)
+
+
+def _misfit(session: Session, run: Run, ended: RunEnded) -> str:
+    """Why the answer is none for whoever delegated the run, if so."""
+    parent = session.parent
+    if ended.status != "completed" or parent is None or parent.schema is None or run.n != 1:
+        return ""
+    if ended.blob:
+        return f"it has {ended.blob.size} bytes, which is too much"
+    try:
+        answers.read(ended.content, msgspec.json.encode(parent.schema).decode(), ())
+    except Rejected as refusal:
+        return refusal.message
+    return ""
 
 
 def _only_end(run: Run) -> tuple[str, str | None]:

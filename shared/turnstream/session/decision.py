@@ -99,7 +99,27 @@ def wakes_without(session: Session, run: Run, ended: RunEnded | None = None) -> 
     """The queues of the runs that may start once this one is out of the way: of those in line, the one that it leaves
     over is the first, if nothing has interrupted it."""
     rest = msgspec.structs.replace(session, runs=tuple([other for other in session.runs if other is not run]))
-    if ended and ended.leftover and not rest.place_of_leftover(run.n):
-        return (ended.leftover.spec.queue,)
-    before = {other.n for other in session.startable}
-    return tuple(dict.fromkeys([other.spec.queue for other in rest.startable if other.n not in before]))
+    first = ended.leftover if ended and ended.leftover and not rest.place_of_leftover(run.n) else None
+    # Whoever looks after the session ends the run's children, and tells whom the session was made for.
+    others = [session.last_queue] if session.parent or any(child.run == run.n for child in session.children) else []
+    started = [first.spec.queue] if first else _newly_startable(session, rest)
+    return tuple(dict.fromkeys([*started, *others]))
+
+
+def wakes_answered(session: Session, run: Run, closed: int) -> tuple[str, ...]:
+    """The queues that have something to do once so many requests of the run, that people answer, are closed."""
+    if closed == len(run.requests):
+        return (run.spec.queue,)
+    return wakes_parked(session, run) if closed == len(run.for_people) else ()
+
+
+def wakes_parked(session: Session, run: Run) -> tuple[str, ...]:
+    """The queues of the runs that may start once this one waits for its children alone."""
+    parked = msgspec.structs.replace(run, status="waiting", parked=True)
+    runs = tuple([parked if other is run else other for other in session.runs])
+    return tuple(dict.fromkeys(_newly_startable(session, msgspec.structs.replace(session, runs=runs))))
+
+
+def _newly_startable(before: Session, after: Session) -> list[str]:
+    known = {run.n for run in before.startable}
+    return [run.spec.queue for run in after.startable if run.n not in known]

@@ -15,13 +15,16 @@ Routed = Literal["started", "queued", "steered", "answered", "none"]
 TitleSource = Literal["user", "agent", "client", "derived"]
 RunStatus = Literal["queued", "running", "waiting", "completed", "failed", "cancelled", "timed_out"]
 EndStatus = Literal["completed", "failed", "cancelled", "timed_out"]
-Requested = Literal["message", "retry", "leftover"]
-"""Why a run is there: a message asked for it, a turn is tried again, or it takes what an earlier run left over."""
-Trigger = Literal["message", "retry", "leftover", "reply", "answers", "recovery", "handover"]
+Requested = Literal["message", "retry", "leftover", "child", "action"]
+"""Why a run is there: a message asked for it, a turn is tried again, it takes what an earlier run left over, another
+session's run delegated it, or a person does something by himself."""
+Trigger = Literal["message", "retry", "leftover", "child", "action", "reply", "answers", "recovery", "handover"]
 """Why an attempt starts: why the run is there, or that its requests are closed (`reply`: by a message; `answers`), or
 that its runner stopped (`recovery`) or gave it back (`handover`)."""
 ToolStatus = Literal["ok", "error", "denied", "uncertain", "interrupted"]
-Asks = Literal["question", "approval"]
+Asks = Literal["question", "approval", "child"]
+"""What a call waits for before it can return: a person's answer, a person's consent, or a sub-agent."""
+PlanStatus = Literal["pending", "in_progress", "completed"]
 OnExpiry = Literal["fail", "default", "null"]
 DeleteMode = Literal["detach", "erase"]
 Failure = Literal[
@@ -36,6 +39,7 @@ Failure = Literal[
     "context_overflow",
     "model_error",
     "empty_reply",
+    "child_failed",
     "agent_not_found",
     "client_disconnected",
     "internal_error",
@@ -43,6 +47,10 @@ Failure = Literal[
 
 ASK_USER = "conversation_ask_user"
 """The control tool by which a model asks a person."""
+DELEGATE = "delegate"
+"""The control tool by which a model has another agent do something, in a session of its own."""
+UPDATE_PLAN = "update_plan"
+"""The control tool by which a model keeps the checklist of the session."""
 
 
 class Data(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -145,7 +153,7 @@ NO_POLICY = PolicyData()
 class Spec(Data, frozen=True, kw_only=True):
     """What a run carries out, pinned when it is requested. `digest` is the content hash of the agent's definition.
     `policy` is everything that was given for the run, by whomever; an agent's own before that. `durable`: what the
-    agent says of itself."""
+    agent says of itself. `tools`: the only ones of the agent's that it may use; None: all."""
 
     agent: str
     version: str
@@ -155,6 +163,7 @@ class Spec(Data, frozen=True, kw_only=True):
     limits: Limits = Limits()
     policy: PolicyData = NO_POLICY
     durable: bool = False
+    tools: tuple[str, ...] | None = None
 
 
 class Error(Data, frozen=True, kw_only=True):
@@ -226,6 +235,17 @@ class Leftover(Data, frozen=True, kw_only=True):
     message_ids: tuple[str, ...]
 
 
+class Parent(Data, frozen=True, kw_only=True):
+    """The call that a session was made for: `call_id` of run `run` of `session`, its `k`th child. With `schema`, a JSON
+    Schema, what it answers has to fit."""
+
+    session: str
+    run: int
+    call_id: str
+    k: int
+    schema: dict[str, object] | None = None
+
+
 class Opens(Data, frozen=True, kw_only=True):
     """What opening a session says. `title` derived from the first message is folded, never stored."""
 
@@ -234,6 +254,7 @@ class Opens(Data, frozen=True, kw_only=True):
     metadata: dict[str, object] = {}
     policy: PolicyData = PolicyData()
     one_shot: bool = False
+    parent: Parent | None = None
 
 
 class SessionOpened(Opens, frozen=True, kw_only=True):
@@ -241,12 +262,13 @@ class SessionOpened(Opens, frozen=True, kw_only=True):
 
 
 class SessionUpdated(Data, frozen=True, kw_only=True):
-    """Whole values, never merged; None is "as before"."""
+    """Whole values, never merged; None is "as before". `untitled`: a title was asked for, and there is none."""
 
     title: Title | None = None
     agent: str | None = None
     metadata: dict[str, object] | None = None
     policy: PolicyData | None = None
+    untitled: bool = False
 
 
 class SessionDeleted(Data, frozen=True, kw_only=True):
@@ -279,6 +301,8 @@ class MessagePosted(Data, frozen=True, kw_only=True):
     author: str
     kind: Literal["message", "notice"] = "message"
     content: tuple[Part, ...]
+    context: str = ""
+    """What the author has before him; for the turn that takes the message, and no other."""
     opens: Opens | None = None
     starts: Starts | None = None
     queued: Queued | None = None
@@ -317,13 +341,14 @@ class MessageWithdrawn(Data, frozen=True, kw_only=True):
 
 
 class RunRequested(Data, frozen=True, kw_only=True):
-    """A run that no new message asks for: a turn that failed is tried again."""
+    """A run that no new message asks for: a turn that failed is tried again, or (`action`) a person calls a tool."""
 
     run: int
     spec: Spec
-    trigger: Literal["retry"] = "retry"
+    trigger: Literal["retry", "action"] = "retry"
     message_ids: tuple[str, ...] = ()
     retry_of: int = 0
+    action: ToolCall | None = None
 
 
 class RunStarted(Data, frozen=True, kw_only=True):
@@ -405,6 +430,8 @@ class ModelReplied(Data, frozen=True, kw_only=True):
     duration: int = 0
     blob: Blob | None = None
     """Where the whole of `content` lies, if that is only its head."""
+    misfit: str = ""
+    """Why this would-be answer is none: it does not fit what was asked for."""
 
 
 class ToolStarted(Data, frozen=True, kw_only=True):
@@ -427,6 +454,57 @@ class ToolReturned(Data, frozen=True, kw_only=True):
     error: str = ""
     blob: Blob | None = None
     duration: int = 0
+
+
+class ChildStarted(Data, frozen=True, kw_only=True):
+    """A run has another agent do something: what it intends, before the child's session is there. `wait`: the call
+    returns when the child has ended. `brief` is a digest of what the child is told."""
+
+    run: int
+    attempt: int
+    call_id: str
+    k: int
+    child_session: str
+    child_run: int = 1
+    wait: bool = True
+    brief: str = ""
+    spec: Spec
+
+
+class ChildEnded(Data, frozen=True, kw_only=True):
+    """How a child came out. `late`: the run has gone on without it."""
+
+    run: int
+    call_id: str
+    k: int
+    status: EndStatus
+    output: str = ""
+    blob: Blob | None = None
+    error: Error | None = None
+    usage: Usage = Usage()
+    late: bool = False
+
+
+class RunReported(Data, frozen=True, kw_only=True):
+    """In a child's log: how its run ended has been told to whom it was done for, or there is nobody any more."""
+
+    run: int
+    told: bool = True
+
+
+class PlanItem(Data, frozen=True, kw_only=True):
+    id: str
+    text: str
+    status: PlanStatus = "pending"
+
+
+class PlanChanged(Data, frozen=True, kw_only=True):
+    """The session's checklist, whole."""
+
+    items: tuple[PlanItem, ...]
+    run: int = 0
+    attempt: int = 0
+    call_id: str = ""
 
 
 class RunCancelRequested(Data, frozen=True, kw_only=True):
@@ -487,6 +565,10 @@ Fact = (
     | ModelReplied
     | ToolStarted
     | ToolReturned
+    | ChildStarted
+    | ChildEnded
+    | RunReported
+    | PlanChanged
     | RunCancelRequested
     | RunEnded
 )
@@ -508,6 +590,10 @@ TYPES: dict[str, type[Fact]] = {
     "model.replied": ModelReplied,
     "tool.started": ToolStarted,
     "tool.returned": ToolReturned,
+    "child.started": ChildStarted,
+    "child.ended": ChildEnded,
+    "run.reported": RunReported,
+    "plan.changed": PlanChanged,
     "run.cancel_requested": RunCancelRequested,
     "run.ended": RunEnded,
 }

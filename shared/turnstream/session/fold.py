@@ -11,10 +11,13 @@ import msgspec
 
 from turnstream.session.events import (
     NO_POLICY,
+    ChildEnded,
+    ChildStarted,
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
     Opens,
+    PlanChanged,
     Recorded,
     RequestAnswered,
     Requested,
@@ -22,6 +25,7 @@ from turnstream.session.events import (
     RunCancelRequested,
     RunEnded,
     RunReleased,
+    RunReported,
     RunRequested,
     RunStarted,
     RunStatus,
@@ -39,6 +43,7 @@ from turnstream.session.events import (
 from turnstream.session.state import (
     WITHDRAWN,
     Call,
+    Child,
     Closed,
     Closing,
     Deleted,
@@ -49,6 +54,7 @@ from turnstream.session.state import (
     Session,
     Turn,
     call_digest,
+    clock_stands,
     has_edge,
     request_id,
     said,
@@ -69,7 +75,8 @@ def evolve(session: Session, recorded: Recorded) -> Session:
     event = recorded.event
     data = event.data
     if session.deleted and not isinstance(data, SessionErased):
-        return msgspec.structs.replace(session, seq=recorded.seq)
+        unreported = session.unreported and not isinstance(data, RunReported)
+        return msgspec.structs.replace(session, seq=recorded.seq, unreported=unreported)
     if event.idempotency_key is not None:
         session = _remember(session, recorded, event.idempotency_key)
     session = msgspec.structs.replace(
@@ -84,6 +91,7 @@ def evolve(session: Session, recorded: Recorded) -> Session:
                 title_source=data.title.source if data.title else session.title_source,
                 agent=data.agent if data.agent is not None else session.agent,
                 policy=data.policy if data.policy is not None else session.policy,
+                untitled=session.untitled or data.untitled,
             )
         case SessionDeleted():
             return _deleted(session, recorded, data)
@@ -103,9 +111,7 @@ def evolve(session: Session, recorded: Recorded) -> Session:
         case MessageWithdrawn():
             return _withdrawn(session, recorded, data)
         case RunRequested():
-            author = session.last_ended.author if session.last_ended else event.actor
-            run = _requested(recorded, data.run, data.spec, data.message_ids, author, trigger="retry", in_line=False)
-            return _with_run(session, run)
+            return _run_requested(session, recorded, data)
         case RunStarted():
             return _started(session, recorded, data)
         case RunReleased():
@@ -125,9 +131,20 @@ def evolve(session: Session, recorded: Recorded) -> Session:
             return _tool_started(session, recorded, data)
         case ToolReturned():
             return _tool_returned(session, recorded, data)
+        case ChildStarted():
+            return _child_started(session, recorded, data)
+        case ChildEnded():
+            return _child_ended(session, recorded, data)
+        case RunReported():
+            return msgspec.structs.replace(session, unreported=False)
+        case PlanChanged():
+            return msgspec.structs.replace(session, plan_seq=recorded.seq)
         case RunCancelRequested():
             run = session.run(data.run)
-            return _with(session, run, recorded, cancel=True, disconnected=bool(data.error)) if run else session
+            if run is None:
+                return session
+            session = _with(session, run, recorded, cancel=True, disconnected=bool(data.error))
+            return _cancel_children(session, run.n)
         case RunEnded():
             run = session.run(data.run)
             ends = run is not None and has_edge(run.status, "run.ended", data.status)
@@ -145,12 +162,14 @@ def _opened(session: Session, opens: Opens) -> Session:
         title_source=opens.title.source if opens.title else "derived",
         policy=opens.policy,
         one_shot=opens.one_shot,
+        parent=opens.parent,
     )
 
 
 def _deleted(session: Session, recorded: Recorded, data: SessionDeleted) -> Session:
     for run in session.runs:
         session = _ended(session, run, recorded, "cancelled")
+    session = _cancel_children(session)
     deleted = Deleted(recorded.seq, recorded.time, data.mode, data.by, data.events, key=_key_of(recorded))
     return msgspec.structs.replace(
         session,
@@ -171,10 +190,12 @@ def _posted(session: Session, recorded: Recorded, data: MessagePosted) -> Sessio
         session = _opened(session, data.opens)
     session = msgspec.structs.replace(session, messages=session.messages.add(data.message_id, data.run))
     if routing := data.routing:
-        run = _requested(recorded, routing.run, routing.spec, (data.message_id,), data.author, in_line=not data.starts)
+        # What starts beside a live run waits for nobody, and takes nobody's turn.
+        in_line = data.starts is None or not session.live
+        run = _requested(recorded, routing.run, routing.spec, (data.message_id,), data.author, in_line=in_line)
         if data.queued and (interrupted := session.run(data.queued.interrupts)):
             place = session.runs.index(interrupted) + 1
-            session = _with(session, interrupted, None, cancel=True)
+            session = _cancel_children(_with(session, interrupted, None, cancel=True), interrupted.n)
             return _with_run(session, msgspec.structs.replace(run, interrupts=interrupted.n), place)
         return _with_run(session, run)
     if data.steers:
@@ -210,6 +231,69 @@ def _requested(
         requested_at=recorded.time,
         size=recorded.size,
     )
+
+
+def _run_requested(session: Session, recorded: Recorded, data: RunRequested) -> Session:
+    """A turn that is tried again goes on for the author whose it was; an action is the person's who does it."""
+    author = recorded.event.actor
+    if data.trigger == "retry" and session.last_ended:
+        author = session.last_ended.author
+    run = _requested(recorded, data.run, data.spec, data.message_ids, author, trigger=data.trigger)
+    if call := data.action:
+        made = Call(call.id, call.name, call_digest(call), asks=call.asks)
+        run = msgspec.structs.replace(run, open_calls=(made,), reply_seq=recorded.seq, tool_calls=1)
+    return _with_run(session, run)
+
+
+def _child_started(session: Session, recorded: Recorded, data: ChildStarted) -> Session:
+    run = _at(session, data.run, data.attempt)
+    if run is None:
+        return session
+    calls = tuple(
+        [
+            msgspec.structs.replace(call, child=data.k, wait=data.wait) if call.id == data.call_id else call
+            for call in run.open_calls
+        ]
+    )
+    child = Child(run=run.n, k=data.k, call_id=data.call_id, session=data.child_session, spec=data.spec)
+    delegated = {**dict(session.delegated), run.n: data.k}
+    session = _with(session, run, recorded, open_calls=calls, children=data.k, recoveries=0)
+    return msgspec.structs.replace(session, children=(*session.children, child), delegated=tuple(delegated.items()))
+
+
+def _child_ended(session: Session, recorded: Recorded, data: ChildEnded) -> Session:
+    """What the child used is the run's; its call can return, if the run still has it."""
+    child = session.child(data.run, data.k)
+    if child is None:
+        return session
+    session = msgspec.structs.replace(
+        session, children=tuple([other for other in session.children if other is not child])
+    )
+    run = session.run(data.run)
+    if run is None:
+        return session
+    calls = tuple(
+        [
+            msgspec.structs.replace(call, closed="returned", closed_seq=recorded.seq) if call.child == data.k else call
+            for call in run.open_calls
+        ]
+    )
+    request = next((request for request in run.requests if request.call_id == data.call_id), None)
+    # An event that closes a request is taken account of there.
+    session = _with(session, run, None if request else recorded, open_calls=calls, usage=run.usage + data.usage)
+    if request is None:
+        return session
+    return _close(session, recorded, data.run, {request_id(session, data.run, request.k): ("returned", "")})
+
+
+def _cancel_children(session: Session, n: int | None = None) -> Session:
+    """Nobody waits any more for what the children come to: of run `n`, or of all."""
+    if not any(n in (None, child.run) for child in session.children):
+        return session
+    children = tuple(
+        [msgspec.structs.replace(child, cancel=True) if n in (None, child.run) else child for child in session.children]
+    )
+    return msgspec.structs.replace(session, children=children)
 
 
 def _with_run(session: Session, run: Run, place: int | None = None) -> Session:
@@ -259,6 +343,7 @@ def _started(session: Session, recorded: Recorded, data: RunStarted) -> Session:
         recoveries=run.recoveries + (run.status == "running"),
         resume=None,
         replies=(),
+        parked=False,
         **_takes(run, data.message_ids),
     )
 
@@ -306,12 +391,13 @@ def _waiting(session: Session, recorded: Recorded, data: RunWaiting) -> Session:
     )
     number = {request.call_id: request.k for request in requests}
     calls = tuple([msgspec.structs.replace(call, request=number.get(call.id, 0)) for call in run.open_calls])
-    stands = run.policy.clock == "running" and run.deadline is not None
+    stands = clock_stands(run, requests)
     return _with(
         session,
         run,
         recorded,
         status="waiting",
+        parked=all(request.kind == "child" for request in requests),
         asked=run.asked + len(requests),
         requests=requests,
         open_calls=calls,
@@ -357,6 +443,7 @@ def _close(
         open_calls=tuple(calls.values()),
         replies=replies,
         refused_by_expiry=fails,
+        parked=all(request.kind == "child" for request in still) if still else run.parked,
         status="waiting" if still else "queued",
         resume=None if still else "reply" if message_id else "answers",
     )
@@ -375,7 +462,8 @@ def _replied(session: Session, recorded: Recorded, data: ModelReplied) -> Sessio
         steps=data.step,
         tool_calls=run.tool_calls + len(calls),
         reply_seq=recorded.seq,
-        answered=not calls,
+        answered=not calls and not data.misfit,
+        misfits=run.misfits + bool(data.misfit),
         open_calls=calls,
         same_calls=_counted(run.same_calls, [call.digest for call in calls]),
         usage=run.usage + data.usage,
@@ -414,7 +502,10 @@ def _tool_returned(session: Session, recorded: Recorded, data: ToolReturned) -> 
         denials = _counted(denials, [call.digest for call in done])
     # A call that is only settled is no progress: else a run that kills its runners could not end for it.
     recoveries = 0 if data.status in ("ok", "error", "denied") else run.recoveries
-    return _with(session, run, recorded, open_calls=calls, same_denials=denials, recoveries=recoveries)
+    changes: dict[str, object] = {"open_calls": calls, "same_denials": denials, "recoveries": recoveries}
+    if run.trigger == "action":  # what the tool gave is what it comes to
+        changes |= {"answered": True, "reply_seq": recorded.seq}
+    return _with(session, run, recorded, **changes)
 
 
 def _at(session: Session, n: int, attempt: int) -> Run | None:
@@ -432,9 +523,15 @@ def _with(session: Session, run: Run, recorded: Recorded | None, **changes: obje
 
 def _run_ended(session: Session, run: Run, recorded: Recorded, data: RunEnded) -> Session:
     session = _ended(session, run, recorded, data.status)
+    if data.status != "completed":
+        session = _cancel_children(session, run.n)
     if left := data.leftover:
-        takes = _requested(recorded, left.run, left.spec, left.message_ids, run.author, trigger="leftover")
-        session = _with_run(session, takes, session.place_of_leftover(run.n))
+        place = session.place_of_leftover(run.n)
+        in_line = run.in_line or place > 0  # what waited for nobody leaves what waits for nobody
+        takes = _requested(
+            recorded, left.run, left.spec, left.message_ids, run.author, trigger="leftover", in_line=in_line
+        )
+        session = _with_run(session, takes, place)
     return session
 
 
@@ -447,6 +544,7 @@ def _ended(session: Session, run: Run, recorded: Recorded, status: RunStatus) ->
         runs=tuple([other for other in session.runs if other is not run]),
         closed=closed,
         last_ended=Ended(run.n, status, run.spec, run.message_ids, run.author),
+        unreported=session.unreported or (session.parent is not None and run.n == 1),
     )
     if not run.taken:
         return session

@@ -19,6 +19,7 @@ from turnstream.session.events import (
     Blob,
     MessagePosted,
     ModelReplied,
+    PlanChanged,
     Recorded,
     RunEnded,
     RunRequested,
@@ -77,9 +78,13 @@ class _Reply:
 
 
 class _Turn:
-    def __init__(self) -> None:
+    def __init__(self, action: ToolCall | None = None) -> None:
         self.items: list[UserMessage | _Reply] = []
         self.end: RunEnded | None = None
+        self.action = action
+        """What a person did, if that is all that it is."""
+        self.context: list[UserMessage] = []
+        """What is shown with its messages while it is under way."""
 
     @property
     def replies(self) -> list[_Reply]:
@@ -87,7 +92,7 @@ class _Turn:
 
     @property
     def answer(self) -> str:
-        return _whole(self.end.content, self.end.blob) if self.end else ""
+        return _whole(self.end.content, self.end.blob) if self.end and not self.action else ""
 
     def reply_of(self, call_id: str) -> _Reply | None:
         """The newest reply that asked for this call and has no result of it."""
@@ -113,6 +118,8 @@ class _Story:
         self._first_author: str | None = None
         self._several = False
         self._retries: dict[int, int] = {}
+        self._actions: dict[int, ToolCall] = {}
+        self._plan: PlanChanged | None = None
 
     def hear(self, recorded: Recorded) -> None:
         data = recorded.event.data
@@ -123,6 +130,8 @@ class _Story:
                     self._notices.append(UserMessage(_frame("notice", data.author, text_of(data))))
             case RunRequested():
                 self._retries[data.run] = data.retry_of
+                if data.action:
+                    self._actions[data.run] = data.action
             case RunStarted():
                 self._start(data)
             case RunSteered() if turn := self.turns.get(data.run):
@@ -133,8 +142,12 @@ class _Story:
                 if reply := turn.reply_of(data.call_id):
                     reply.begun.add(data.call_id)
             case ToolReturned() if turn := self.turns.get(data.run):
-                if reply := turn.reply_of(data.call_id):  # a second result is not heard
+                if turn.action:
+                    turn.items.append(_acted(turn.action, data))
+                elif reply := turn.reply_of(data.call_id):  # a second result is not heard
                     reply.results[data.call_id] = data
+            case PlanChanged():
+                self._plan = data
             case RunEnded() if turn := self.turns.get(data.run):
                 turn.close(data)
             case _:
@@ -143,12 +156,16 @@ class _Story:
     def _start(self, started: RunStarted) -> None:
         turn = self.turns.get(started.run)
         if turn is None:
-            turn = self.turns[started.run] = _Turn()
+            turn = self.turns[started.run] = _Turn(self._actions.get(started.run))
             if retried := self.turns.pop(self._tried(started.run), None):
                 # How it ended does not matter any more. What was done for it does, if that is remembered at all.
                 turn.items += [item for item in retried.items if not self._pairs or isinstance(item, UserMessage)]
             turn.items += self._notices
             self._notices = []
+            if self._plan and self._plan.items:
+                turn.context.append(_plan_state(self._plan))
+            if turn.action:
+                turn.items.append(_act(turn.action))
         self._show(turn, started.message_ids)
 
     def _tried(self, n: int) -> int:
@@ -164,6 +181,8 @@ class _Story:
             if posted is not None and posted.answers is None and name not in self._shown:
                 self._shown.add(name)
                 turn.items.append(UserMessage(self._text(posted)))
+                if posted.context:
+                    turn.context.append(UserMessage(f"<window_context>{escape(posted.context)}</window_context>"))
 
     def _text(self, posted: MessagePosted) -> str:
         """From the first message of a second author on, each says whose it is; and so does any that looks as if it
@@ -190,8 +209,11 @@ def build(events: Iterable[Recorded], run: int | None = None, policy: Policy = S
         before = [message for n in dict.fromkeys(ended) if n in turns for message in _pair(turns[n])]
     else:
         before = [message for turn in turns.values() for message in _messages(turn, policy.history_tools)]
-    now = _messages(own, "full" if policy.history_tools == "full" else "bounded") if own else ()
-    return (*before, *now)
+    if own is None:
+        return tuple(before)
+    # What is shown for this turn alone comes behind everything that stays, so that the front is the same each time.
+    now = _messages(own, "full" if policy.history_tools == "full" else "bounded")
+    return (*before, *own.context, *now)
 
 
 def text_of(posted: MessagePosted) -> str:
@@ -201,6 +223,23 @@ def text_of(posted: MessagePosted) -> str:
 def _frame(tag: str, author: str, text: str) -> str:
     """Text that says whose it is; what is in it cannot close the frame."""
     return f'<{tag} from="{escape(author)}">{escape(text, quote=False)}</{tag}>'
+
+
+def _act(action: ToolCall) -> UserMessage:
+    """What a person did, as text: it is no call of the model's."""
+    verb = escape(action.name)
+    return UserMessage(f'<user_action verb="{verb}">{escape(action.arguments, quote=False)}</user_action>')
+
+
+def _acted(action: ToolCall, returned: ToolReturned) -> UserMessage:
+    text = returned.output if returned.status == "ok" else f"{returned.status}: {returned.error}"
+    verb, shown = escape(action.name), escape(cut(text, RESULT_MAX), quote=False)
+    return UserMessage(f'<user_action_result verb="{verb}">{shown}</user_action_result>')
+
+
+def _plan_state(plan: PlanChanged) -> UserMessage:
+    lines = [f"- [{item.status}] {item.id}: {item.text}" for item in plan.items]
+    return UserMessage(f"<plan_state>\n{escape(chr(10).join(lines))}\n</plan_state>")
 
 
 def _pair(turn: _Turn) -> Iterable[Message]:

@@ -4,6 +4,8 @@ from turnstream.session.events import Error
 from turnstream.session.state import Run
 
 UNIT = 1_000_000
+MISFITS_MAX = 3
+"""Answers that do not fit what was asked for, and the run fails."""
 
 
 def spent(run: Run) -> Error | None:
@@ -21,6 +23,8 @@ def spent(run: Run) -> Error | None:
         )
     if any(count >= limits.max_same_denials for _, count in run.same_denials):
         return Error(code="repeated_denial", message=f"the same call was denied {limits.max_same_denials} times")
+    if run.misfits >= MISFITS_MAX:
+        return Error(code="child_failed", message=f"{MISFITS_MAX} answers did not fit the schema")
     if run.steps == 0:
         return None
     if run.steps >= limits.max_steps:

@@ -10,9 +10,10 @@ import msgspec
 from turnstream.ids import derive
 from turnstream.session.commands import TakeOver
 from turnstream.session.decide import MAX_RECOVERIES, may_take_over
-from turnstream.session.events import DeleteMode, EndStatus, Error, Trigger, Wake
+from turnstream.session.events import DeleteMode, EndStatus, Error, Parent, Spec, Trigger, Wake
 from turnstream.session.limits import spent
-from turnstream.session.state import Call, Run, Session
+from turnstream.session.policy import resolve
+from turnstream.session.state import Call, Child, Run, Session
 
 
 class Drive(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +97,49 @@ class Park(_Effect, frozen=True, kw_only=True):
     reply_seq: int
 
 
+class StartChild(_Effect, frozen=True, kw_only=True):
+    """Say what sub-agent this call is for: the intent. The child's session is opened after it. A call that asks for
+    none that can be had gets an error as its result instead."""
+
+    attempt: int
+    call: Call
+    k: int
+    reply_seq: int
+
+
+class Detach(_Effect, frozen=True, kw_only=True):
+    """Open the child's session and let the call return: nobody waits for what it comes to."""
+
+    attempt: int
+    call: Call
+    reply_seq: int
+
+
+class CancelChild(_Effect, frozen=True, kw_only=True):
+    """End a child that nobody waits for any more; one that was never opened is opened, and ended. What it comes to is
+    told by the child, so a drive does this once."""
+
+    child: Child
+
+
+class DropChild(_Effect, frozen=True, kw_only=True):
+    """Delete the session of a child for good, as this one is deleted."""
+
+    session: str
+
+
+class TellParent(_Effect, frozen=True, kw_only=True):
+    """The run that this session was made for has ended: whoever delegated it is told, once."""
+
+    parent: Parent
+
+
+class Entitle(_Effect, frozen=True, kw_only=True):
+    """Find a title for the session, beside its turns. `run` is the one whose agent is asked."""
+
+    spec: Spec
+
+
 class Expire(_Effect, frozen=True, kw_only=True):
     request: int
 
@@ -115,22 +159,24 @@ class Erase(_Effect, frozen=True, kw_only=True):
     mode: DeleteMode
 
 
-RunEffect = Start | CallModel | CallTool | Settle | Return | Steer | Park | Expire | End
-Effect = RunEffect | Erase
+RunEffect = Start | CallModel | CallTool | Settle | Return | Steer | Park | StartChild | Detach | Expire | End
+BetweenEffect = CancelChild | DropChild | TellParent
+Effect = RunEffect | BetweenEffect | Entitle | Erase
 
 
 def plan(session: Session, now: int, drive: Drive) -> tuple[Effect, ...]:
     """`now` is broker time in milliseconds. Effects of one run only, of the drive's own queue: of the run that it
     carries out, else of one that nobody does, or that it may take over."""
+    beside = _of_children(session, drive)
     if session.deleted:
-        return _of_deleted(session, drive)
+        return (*beside, *_of_deleted(session, drive))
     for run in session.runs:
         if drive.owns(session, run):
-            return _of_mine(session, run, now)
+            return (*beside, *_of_mine(session, run, now))
     for run in session.runs:
         if run.spec.queue == drive.queue and (effects := _of_other(session, run, now, drive)):
-            return effects
-    return ()
+            return (*beside, *effects)
+    return beside or _of_title(session, drive)
 
 
 def next_due(session: Session, drive: Drive) -> int | None:
@@ -153,6 +199,36 @@ def blocked_by(session: Session, drive: Drive) -> tuple[Wake, ...]:
             if run.status == "running" and run.wake and run.spec.queue == drive.queue and not drive.owns(session, run)
         ]
     )
+
+
+def _of_children(session: Session, drive: Drive) -> tuple[BetweenEffect, ...]:
+    """What goes on between this session and those that it was delegated by or has delegated to."""
+    if session.last_queue != drive.queue:
+        return ()
+    found: list[BetweenEffect] = [
+        CancelChild(key=f"{_at(session, child.run)}:cancel:{child.k}", run=child.run, child=child)
+        for child in session.children
+        if child.cancel
+    ]
+    if session.deleted and session.deleted.mode == "erase":
+        for n, count in session.delegated:
+            for k in range(1, count + 1):
+                key = f"{_at(session, n)}:drop:{k}"
+                found.append(DropChild(key=key, run=n, session=session.key.child(n, k).session))
+    if session.parent and session.unreported:
+        found.append(TellParent(key=f"{_at(session, 1)}:tell", run=1, parent=session.parent))
+    return tuple(found)
+
+
+def _of_title(session: Session, drive: Drive) -> tuple[Effect, ...]:
+    """Once, behind the first turn that was started."""
+    last = session.last_ended
+    if last is None or not session.turn_blocks or session.last_queue != drive.queue:
+        return ()
+    wanted = session.title_source == "derived" and not (session.untitled or session.parent or session.one_shot)
+    if not wanted or resolve(last.spec.policy).titles != "derived_then_agent":
+        return ()
+    return (Entitle(key=f"{session.key}:title", run=last.run, spec=last.spec),)
 
 
 def _of_deleted(session: Session, drive: Drive) -> tuple[Effect, ...]:
@@ -248,9 +324,20 @@ def _of_call(session: Session, run: Run, call: Call) -> Effect | None:
         key = f"{_key(session, run, run.steps)}:{call.id}:uncertain"
         return Settle(key=key, run=run.n, attempt=run.attempt, call=call)
     key = f"{_key(session, run, run.steps)}:{call.id}"
+    if call.asks == "child" and not call.closed:
+        return _of_child(run, call, key)
     if call.asks is None or call.closed == "approved":
         return CallTool(key=key, run=run.n, attempt=run.attempt, step=run.steps, call=call, reply_seq=run.reply_seq)
     return Return(key=key, run=run.n, attempt=run.attempt, call=call) if call.closed else None
+
+
+def _of_child(run: Run, call: Call, key: str) -> Effect | None:
+    if not call.child:
+        k, seq = run.children + 1, run.reply_seq
+        return StartChild(key=f"{key}:child", run=run.n, attempt=run.attempt, call=call, k=k, reply_seq=seq)
+    if not call.wait:
+        return Detach(key=f"{key}:detach", run=run.n, attempt=run.attempt, call=call, reply_seq=run.reply_seq)
+    return None
 
 
 def _start(session: Session, run: Run) -> Start:
@@ -261,4 +348,8 @@ def _start(session: Session, run: Run) -> Start:
 
 
 def _key(session: Session, run: Run, step: int) -> str:
-    return f"{session.key.account}/{session.key.run(run.n)}:{step}"
+    return f"{_at(session, run.n)}:{step}"
+
+
+def _at(session: Session, n: int) -> str:
+    return f"{session.key.account}/{session.key.run(n)}"

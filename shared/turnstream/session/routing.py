@@ -5,6 +5,7 @@ model, never from what a text says.
     a run waits, an approval is open   on_message.approval: reject · decline · parallel
     a run waits for an answer          on_message.question: answer · reject · queue · parallel
     a run is live                      on_busy: reject · queue · steer · interrupt · parallel
+    a run waits for its children only  on_message.parked: interleave · queue · reject
     nothing is live                    the message starts a run
 
 Steered or interrupted is the run that holds the turn (the first, where several do); where none does, the first in line,
@@ -19,7 +20,7 @@ import msgspec
 
 from turnstream.session import answers
 from turnstream.session.commands import PostMessage
-from turnstream.session.decision import Decision, event_of, expiries, expiry
+from turnstream.session.decision import Decision, event_of, expiries, expiry, wakes_answered
 from turnstream.session.errors import Rejected
 from turnstream.session.events import (
     NO_POLICY,
@@ -79,10 +80,10 @@ class _Route:
     def decide(self) -> Decision:
         if not self.policy.may_start(self.command.author):
             return self._decision()
-        live = self.session.runs
+        live = self.session.live
         if not live:
-            return self._starts()
-        waiting = next((run for run in live if run.requests), None)
+            return self._beside_parked() if self.session.runs else self._starts()
+        waiting = next((run for run in live if run.for_people), None)
         if waiting is None or waiting.is_to_end:
             return self._busy(live)
         if any(request.kind == "approval" for request in waiting.requests):
@@ -102,6 +103,19 @@ class _Route:
                 return self._queued()
             case "parallel":
                 return self._starts()
+
+    def _beside_parked(self) -> Decision:
+        match self.policy.on_message_parked:
+            case "interleave":
+                return self._starts()
+            case "queue":
+                return self._queued()
+            case "reject":
+                run = self.session.key.run(self.session.runs[0].n)
+                message = f"run {run} waits for its sub-agents, and the session refuses a message meanwhile"
+                raise Rejected("run_active", message, run=run)
+            case _:
+                assert_never(self.policy.on_message_parked)
 
     def _busy(self, live: tuple[Run, ...]) -> Decision:
         front = self.session.holder or live[0]
@@ -139,7 +153,8 @@ class _Route:
     def _steers(self, run: Run) -> Decision:
         """Only what is for this very run: another author's message, where that matters, or one for another agent or
         model, waits for its turn."""
-        if self._is_foreign(run) or self.command.agent not in (None, run.spec.agent) or self.command.model:
+        other = self.command.agent not in (None, run.spec.agent) or self.command.model
+        if other or run.trigger == "action" or self._is_foreign(run):
             return self._queued()
         self._find_room()
         return self._decision(steers=Steers(run=run.n))
@@ -150,16 +165,18 @@ class _Route:
         self._take_no_agent()
         self._in_time(run)
         text = "\n".join(part.text for part in self.command.content)
-        size = len(msgspec.json.encode(text)) * len(run.requests)
+        size = len(msgspec.json.encode(text)) * len(run.for_people)
         if size > ANSWERS_MAX:
-            message = f"content: {size} bytes as the answer to {len(run.requests)} questions, {ANSWERS_MAX} are allowed"
+            message = (
+                f"content: {size} bytes as the answer to {len(run.for_people)} questions, {ANSWERS_MAX} are allowed"
+            )
             raise Rejected("invalid", message, field="content")
         said = tuple(
             Answered(
                 request=request_id(self.session, run.n, request.k),
                 answer=answers.read(text, request.schema, request.choices),
             )
-            for request in run.requests
+            for request in run.for_people
         )
         return self._closes(run, said)
 
@@ -180,7 +197,7 @@ class _Route:
         settled = tuple(
             expiry(run.n, request.k) for request in expiries(run) if request_id(self.session, run.n, request.k) in names
         )
-        wakes = (run.spec.queue,) if len(said) == len(run.requests) else ()
+        wakes = wakes_answered(self.session, run, len(said))
         return self._decision(answers=Answers(run=run.n, requests=said), wakes=wakes, settled=settled)
 
     # --- what they need ---------------------------------------------------------------------------------------------
@@ -229,7 +246,7 @@ class _Route:
 
     def _waits(self, run: Run) -> Rejected:
         name = self.session.key.run(run.n)
-        asked = ", ".join(request_id(self.session, run.n, request.k) for request in run.requests)
+        asked = ", ".join(request_id(self.session, run.n, request.k) for request in run.for_people)
         return Rejected("run_waiting", f"run {name} waits for an answer to {asked}", run=name)
 
     def _no_agent(self) -> Rejected:

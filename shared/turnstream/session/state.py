@@ -9,6 +9,7 @@ For whoever edits this: the table of edges below is the only place that says whi
 the README is checked against it.
 """
 
+from collections.abc import Iterable
 from itertools import chain
 from typing import Literal
 
@@ -16,10 +17,12 @@ import msgspec
 
 from turnstream.ids import DEFAULT_AGENT, SessionKey, digest
 from turnstream.session.events import (
+    Ask,
     Asks,
     DeleteMode,
     Limits,
     OnExpiry,
+    Parent,
     PolicyData,
     Requested,
     Routed,
@@ -87,8 +90,9 @@ def has_edge(status: RunStatus, event: str, to: RunStatus) -> bool:
 
 class Call(msgspec.Struct, frozen=True):
     """A tool call that has no result yet. `started` is the attempt that began it (only of tools that are not
-    idempotent), else 0. `digest` is of its name and arguments. `asks`: what a person has to say first; `closed` how
-    that came out, by the event `closed_seq`; `request` is the number of the request, 0 before it is asked."""
+    idempotent), else 0. `digest` is of its name and arguments. `asks`: what has to be there first; `closed` how that
+    came out, by the event `closed_seq`; `request` is the number of the request, 0 before it is asked; `child` the
+    number of the child, 0 before there is one; `wait` whether the call returns only when the child has ended."""
 
     id: str
     name: str
@@ -98,9 +102,11 @@ class Call(msgspec.Struct, frozen=True):
     request: int = 0
     closed: "Closing | None" = None
     closed_seq: int = 0
+    child: int = 0
+    wait: bool = True
 
 
-Closing = Literal["answered", "approved", "denied", "expired"]
+Closing = Literal["answered", "approved", "denied", "expired", "returned"]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +129,17 @@ class Closed(msgspec.Struct, frozen=True):
     seq: int
     how: Closing | Literal["ended"]
     said: str = ""
+
+
+class Child(msgspec.Struct, frozen=True, kw_only=True):
+    """The `k`th child of run `run`, which has not ended. `cancel`: it is to end, for nobody waits for it any more."""
+
+    run: int
+    k: int
+    call_id: str
+    session: str
+    spec: Spec
+    cancel: bool = False
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -167,6 +184,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How many requests it has made."""
     requests: tuple[Request, ...] = ()
     """Those that are open."""
+    children: int = 0
+    """How many it has made."""
+    parked: bool = False
+    """It waits for its children alone, or goes on with what they have come to: it does not hold the turn."""
+    misfits: int = 0
+    """How many of its answers were none, for they did not fit."""
     refused_by_expiry: bool = False
     """A request expired that ends the run by it."""
     resume: Literal["reply", "answers"] | None = None
@@ -223,6 +246,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def call(self, call_id: str) -> Call | None:
         """The open call of this id."""
         return next((call for call in self.open_calls if call.id == call_id), None)
+
+    @property
+    def for_people(self) -> tuple[Request, ...]:
+        """The open requests that a person can answer."""
+        return tuple([request for request in self.requests if request.kind != "child"])
 
     def request(self, k: int) -> Request | None:
         """The open request of this number."""
@@ -282,8 +310,19 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     opened_at: int = 0
     agent: str | None = None
     title_source: TitleSource = "derived"
+    untitled: bool = False
+    """A title was asked for, and there is none."""
     policy: PolicyData = PolicyData()
     one_shot: bool = False
+    parent: Parent | None = None
+    unreported: bool = False
+    """The run that the session was made for has ended, and whoever delegated it has not been told."""
+    children: tuple[Child, ...] = ()
+    """Those of all its runs that have not ended."""
+    delegated: tuple[tuple[int, int], ...] = ()
+    """The runs that have had children, and how many: their sessions go with this one."""
+    plan_seq: int = 0
+    """Sequence of the event that holds the checklist, 0 for none."""
     runs: tuple[Run, ...] = ()
     """The runs that have not ended, in the order of their turns: by number, but that one that interrupts another comes
     right behind that, and what a run leaves over is first, or right behind what interrupted it."""
@@ -321,6 +360,10 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
                 return run
         return None
 
+    def child(self, run: int, k: int) -> Child | None:
+        """The `k`th child of this run, if it has not ended."""
+        return next((child for child in self.children if (child.run, child.k) == (run, k)), None)
+
     def receipt(self, key: str | None) -> Receipt | None:
         if key is None:
             return None
@@ -330,8 +373,13 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def holder(self) -> Run | None:
-        """The run that holds the turn: it has begun, and has not ended. The first, where several may."""
-        return next((run for run in self.runs if run.taken), None)
+        """The run that holds the turn: it has begun, has not ended, and is not parked. The first, where several may."""
+        return next((run for run in self.runs if run.taken and not run.parked), None)
+
+    @property
+    def live(self) -> tuple[Run, ...]:
+        """The runs that keep the session busy: all that have not ended but those that wait for their children alone."""
+        return tuple([run for run in self.runs if not (run.parked and run.status == "waiting")])
 
     def place_of_leftover(self, n: int) -> int:
         """Where in `runs` belongs what run `n` leaves over: the newest word counts first."""
@@ -356,15 +404,35 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def startable(self) -> tuple[Run, ...]:
-        """The runs that may start now: those that go on, those that wait for nobody, and the first in line once every
-        run before it has ended."""
+        """The runs that may start now: those that go on, those that wait for nobody, and the first in line once nobody
+        holds the turn."""
+        held = any(run.taken and run.in_line and not run.parked for run in self.runs)
         return tuple(
             [
                 run
-                for position, run in enumerate(self.runs)
-                if run.status == "queued" and not run.cancel and (run.taken or not run.in_line or position == 0)
+                for place, run in enumerate(self.runs)
+                if run.status == "queued"
+                and not run.cancel
+                and (not run.in_line or (run.taken and not run.parked) or not (held or self._is_behind(place)))
             ]
         )
+
+    def _is_behind(self, place: int) -> bool:
+        """Whether another run comes before the one at this place. What was parked goes before everything that has not
+        begun; one that still waits for its children is passed, unless its policy has nothing done meanwhile."""
+        if self.runs[place].parked:
+            return False
+        before = self.runs[:place]
+        if any(not run.parked or run.policy.on_message_parked != "interleave" for run in before):
+            return True
+        return any(run.parked and run.status == "queued" for run in self.runs)
+
+
+def clock_stands(run: Run, asked: Iterable[Request | Ask]) -> bool:
+    """Whether the run's time stands while it waits for this: a person is asked, and the policy says so."""
+    return (
+        run.policy.clock == "running" and run.deadline is not None and any(request.kind != "child" for request in asked)
+    )
 
 
 def said(answer: object, approved: bool | None) -> str:

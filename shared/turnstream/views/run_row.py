@@ -11,11 +11,14 @@ from typing import assert_never
 import msgspec
 
 from turnstream.session.events import (
+    ChildEnded,
+    ChildStarted,
     Error,
     Fact,
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
+    PlanChanged,
     Recorded,
     RequestAnswered,
     Requested,
@@ -23,6 +26,7 @@ from turnstream.session.events import (
     RunCancelRequested,
     RunEnded,
     RunReleased,
+    RunReported,
     RunRequested,
     RunStarted,
     RunStatus,
@@ -235,9 +239,9 @@ def _changes(row: Row, run: Run | None, recorded: Recorded) -> dict[str, object]
             return {"status": "cancelled", "reason": BY_WITHDRAWAL} if run is None else {}
         case SessionDeleted():
             return {"status": "cancelled", "reason": BY_DELETION}
-        case RunSteered() | RequestAnswered() | RequestExpired():
+        case RunSteered() | RequestAnswered() | RequestExpired() | ChildStarted() | ChildEnded() | PlanChanged():
             return {}
-        case SessionOpened() | SessionUpdated() | SessionErased() | RunRequested() | Unknown():
+        case SessionOpened() | SessionUpdated() | SessionErased() | RunRequested() | RunReported() | Unknown():
             return {}  # about no run that is there
         case _:
             assert_never(data)

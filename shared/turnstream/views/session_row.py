@@ -4,7 +4,7 @@ Its runs are not folded here: which there are and how they stand is said by the 
 it, so that both can never differ.
 
 `status`: `busy` while a run is queued or running, else `waiting` while a question or an approval is open, else `error`
-if the run that ended last failed, else `idle`.
+if the run that ended last failed, else `idle`; so one whose run waits for its children alone is not busy.
 """
 
 from collections.abc import Mapping
@@ -18,6 +18,9 @@ from turnstream.session.events import (
     DeleteMode,
     MessagePosted,
     Opens,
+    Parent,
+    PlanChanged,
+    PlanItem,
     PolicyData,
     Recorded,
     RunStatus,
@@ -30,7 +33,7 @@ from turnstream.session.events import (
 )
 from turnstream.session.policy import resolve
 from turnstream.session.recent import Recent
-from turnstream.session.state import Deleted, Ended, Run, Session
+from turnstream.session.state import Child, Deleted, Ended, Run, Session
 
 Status = Literal["busy", "waiting", "error", "idle"]
 TITLE = 64
@@ -39,8 +42,9 @@ TITLE = 64
 
 class Live(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A run that has not ended, as far as the session has to know it. `in_line`: it waits until those before it have
-    ended. `to_end`: nothing but its end may follow. `requests`: numbers of those that are open. `interrupts`: the run
-    that it came to interrupt, 0 for none."""
+    ended. `to_end`: nothing but its end may follow. `requests`: numbers of those that a person can answer.
+    `interrupts`: the run that it came to interrupt, 0 for none. `parked`: it waits for its children alone, or goes on
+    with what they have come to."""
 
     n: int
     status: RunStatus
@@ -51,6 +55,7 @@ class Live(msgspec.Struct, frozen=True, array_like=True, gc=False):
     steering: tuple[str, ...]
     requests: tuple[int, ...]
     interrupts: int = 0
+    parked: bool = False
 
     def wants_runner(self, position: int) -> bool:
         """As the `position`th of its session."""
@@ -79,6 +84,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     metadata: dict[str, object] = {}
     policy: PolicyData = NO_POLICY
     one_shot: bool = False
+    parent: Parent | None = None
+    children: tuple[Child, ...] = ()
+    """Those that have not ended."""
+    unreported: bool = False
+    """Whoever delegated it has not been told how it came out."""
+    plan: tuple[PlanItem, ...] = ()
     live: tuple[Live, ...] = ()
     last_run: int = 0
     last_end: RunStatus | None = None
@@ -94,7 +105,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     def status(self) -> Status:
         if any(run.status != "waiting" for run in self.live):
             return "busy"
-        return "waiting" if self.live else "error" if self.last_end == "failed" else "idle"
+        if any(run.requests for run in self.live):
+            return "waiting"
+        return "error" if self.last_end == "failed" else "idle"
 
     def active(self) -> Live | None:
         first = self.live[0] if self.live else None
@@ -123,6 +136,8 @@ def fold(row: Row, recorded: Recorded) -> Row:
             changes = _opened(data)
         case SessionUpdated():
             changes = _updated(data)
+        case PlanChanged():
+            changes = {"plan": data.items}
         case _:
             pass
     changes["seq"] = recorded.seq
@@ -144,6 +159,8 @@ def with_runs(row: Row, session: Session, known: Mapping[int, tuple[Run, Live]])
     return msgspec.structs.replace(
         row,
         live=tuple(live),
+        children=session.children,
+        unreported=session.unreported,
         last_run=session.last_run,
         last_end=last.status if last else None,
         last_author=last.author if last else "",
@@ -151,7 +168,7 @@ def with_runs(row: Row, session: Session, known: Mapping[int, tuple[Run, Live]])
 
 
 def _live(run: Run) -> Live:
-    requests = tuple([request.k for request in run.requests])
+    requests = tuple([request.k for request in run.for_people])
     return Live(
         run.n,
         run.status,
@@ -162,6 +179,7 @@ def _live(run: Run) -> Live:
         run.steering,
         requests,
         run.interrupts,
+        run.parked,
     )
 
 
@@ -184,6 +202,7 @@ def _opened(opens: Opens) -> dict[str, object]:
         "metadata": opens.metadata,
         "policy": opens.policy,
         "one_shot": opens.one_shot,
+        "parent": opens.parent,
     }
     if opens.title:
         changes |= {"title": opens.title.text, "title_source": opens.title.source}
@@ -221,6 +240,9 @@ def session_of(key: SessionKey, row: Row, live: tuple[Run, ...]) -> Session:
         key=key,
         seq=row.seq,
         opened_at=row.created_at,
+        parent=row.parent,
+        children=row.children,
+        unreported=row.unreported,
         runs=live,
         last_run=row.last_run,
         last_ended=Ended(row.last_run, end, _UNREAD, (), row.last_author) if end else None,
@@ -245,6 +267,7 @@ def unread(live: Live) -> Run:
         status=live.status,
         attempt=live.attempt,
         cancel=live.to_end,
+        parked=live.parked,
         steering=live.steering,
     )
 

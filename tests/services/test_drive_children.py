@@ -1,0 +1,179 @@
+"""Sub-agents through drives: a parent, its children, and what is told between them, whoever dies."""
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+import pytest
+from tests.support.driving import World, call
+
+from turnstream.agents import Agent, Control
+from turnstream.session.events import (
+    DELEGATE,
+    NO_POLICY,
+    UPDATE_PLAN,
+    ChildEnded,
+    ChildStarted,
+    MessagePosted,
+    PlanChanged,
+    RunEnded,
+    RunReported,
+    RunStarted,
+    RunWaiting,
+    SessionUpdated,
+    ToolReturned,
+)
+from turnstream.session.history import ToolMessage, UserMessage
+from turnstream_runner.drive import Outcome
+from turnstream_runner.models.port import TITLING, Item, ModelRequest, Reply
+
+
+def delegate(brief: str, id: str, **fields: Any) -> Any:
+    return call(DELEGATE, json.dumps({"brief": brief, **fields}), id=id)
+
+
+def delegating(*calls: Any) -> Any:
+    """The first turn delegates and then says what came of it; a child says what it was told."""
+
+    async def script(request: ModelRequest) -> AsyncGenerator[Item, None]:
+        if request.instructions == TITLING:
+            yield Reply(text="a title")
+            return
+        results = [message.text for message in request.messages if isinstance(message, ToolMessage)]
+        prompt = next(message.text for message in request.messages if isinstance(message, UserMessage))
+        if prompt != "hello":
+            yield Reply(text=f"did {prompt}")
+        elif results:
+            yield Reply(text="; ".join(results))
+        else:
+            yield Reply(tool_calls=calls)
+
+    return script
+
+
+def world(*calls: Any, **control: bool) -> World:
+    agent = Agent(name="default", model="scripted", control=Control(delegate=True, **control))
+    return World(delegating(*calls), agent=agent)
+
+
+async def of(world: World, kind: type, session: str = "s1") -> list[Any]:
+    return [fact for fact in await world.facts(session) if isinstance(fact, kind)]
+
+
+async def driven(world: World, session: str = "s1", work: int = 1) -> None:
+    assert await world.drive(session, work=work).outcome() is Outcome.DONE
+
+
+async def test_s34_two_children_and_the_run_resumes_once_with_both() -> None:
+    here = world(delegate("a", "x"), delegate("b", "y"))
+    await here.post("hello")
+    await driven(here)
+    first, second = await of(here, ChildStarted)
+    assert (first.child_session, second.child_session) == ("s1--1-1", "s1--1-2")
+    (waits,) = await of(here, RunWaiting)
+    assert [request.kind for request in waits.requests] == ["child", "child"]
+    (brief,) = await of(here, MessagePosted, "s1--1-1")
+    assert (brief.content[0].text, brief.opens.parent.call_id, brief.starts.run) == ("a", "x", 1)
+    await driven(here, "s1--1-1", work=2)
+    assert len(await of(here, RunStarted)) == 1, "one has not ended yet"
+    await driven(here, "s1--1-2", work=3)
+    assert [told.output for told in await of(here, ChildEnded)] == ["did a", "did b"]
+    assert await of(here, RunReported, "s1--1-1") == [RunReported(run=1)]
+    await driven(here, work=4)
+    (end,) = await of(here, RunEnded)
+    assert end.content == "did a; did b"
+    assert [start.trigger for start in await of(here, RunStarted)] == ["message", "answers"]
+
+
+async def test_a_child_cannot_be_opened_twice() -> None:
+    """The parent's runner dies behind the intent, and behind the opening."""
+    here = world(delegate("a", "x"))
+    await here.post("hello")
+    here.log.lose_answers = 0
+    await driven(here)
+    await driven(here, work=9)
+    assert len(await of(here, MessagePosted, "s1--1-1")) == 1
+
+
+async def test_nobody_waits_for_a_detached_child() -> None:
+    here = world(delegate("a", "x", wait=False))
+    await here.post("hello")
+    await driven(here)
+    (end,) = await of(here, RunEnded)
+    assert json.loads(end.content) == {"status": "running", "session": "s1--1-1"}
+    await driven(here, "s1--1-1", work=2)
+    (told,) = await of(here, ChildEnded)
+    assert told.late and told.output == "did a"
+
+
+@pytest.mark.parametrize(
+    ("order", "why"),
+    [
+        ({"brief": " "}, "brief: is empty"),
+        ({"brief": "a", "agent": "nobody"}, "there is no 'nobody'"),
+        ({"brief": "a", "schema": {"type": "nope"}}, "schema"),
+        ({"brief": "a", "more": 1}, "more"),
+    ],
+)
+async def test_what_cannot_be_delegated_is_an_error_of_the_call(order: dict[str, Any], why: str) -> None:
+    here = world(call(DELEGATE, json.dumps(order), id="x"))
+    await here.post("hello")
+    await driven(here)
+    (returned,) = await of(here, ToolReturned)
+    assert returned.status == "error" and why in returned.error
+    assert not await of(here, ChildStarted)
+
+
+async def test_s36_a_cancel_ends_the_children_and_one_that_was_never_opened() -> None:
+    here = world(delegate("a", "x"))
+    await here.post("hello")
+    await driven(here)
+    await here.cancel()
+    (end,) = await of(here, RunEnded)
+    assert (end.status, end.unfinished) == ("cancelled", ("x",))
+    await driven(here, work=2)
+    (child,) = await of(here, RunEnded, "s1--1-1")
+    assert child.status == "cancelled"
+    await driven(here, "s1--1-1", work=3)
+    (told,) = await of(here, ChildEnded)
+    assert (told.status, told.late) == ("cancelled", True)
+
+
+async def test_a_failed_child_is_a_result() -> None:
+    here = world(delegate("a", "x"))
+    await here.post("hello")
+    await driven(here)
+    await here.cancel(session="s1--1-1")
+    await driven(here, "s1--1-1", work=2)
+    await driven(here, work=3)
+    (returned,) = await of(here, ToolReturned)
+    assert (returned.status, returned.error) == ("error", "child_cancelled: it was cancelled")
+    (end,) = await of(here, RunEnded)
+    assert end.status == "completed"
+
+
+async def test_the_checklist_is_a_fact_and_shown_to_later_turns() -> None:
+    items = [{"text": "first", "status": "completed"}, {"text": "</plan_state> second"}]
+    here = world(call(UPDATE_PLAN, json.dumps({"items": items}), id="p"), plan=True)
+    await here.post("hello")
+    await driven(here)
+    (plan,) = await of(here, PlanChanged)
+    assert [(item.id, item.status) for item in plan.items] == [("1", "completed"), ("2", "pending")]
+    await here.post("next")
+    await driven(here, work=2)
+    shown = here.models.requests[-1].messages[-2]
+    assert isinstance(shown, UserMessage) and shown.text.count("</plan_state>") == 1
+    assert "- [completed] 1: first" in shown.text
+
+
+async def test_a_session_is_titled_once_behind_its_first_turn() -> None:
+    here = world()
+    here.spec = msgspec.structs.replace(here.spec, policy=NO_POLICY)
+    await here.post("something")
+    await driven(here)
+    (updated,) = await of(here, SessionUpdated)
+    assert (updated.title.text, updated.title.source) == ("a title", "agent")
+    await here.post("more")
+    await driven(here, work=2)
+    assert len(await of(here, SessionUpdated)) == 1
