@@ -369,6 +369,8 @@ class Drive:
         match effect:
             case StartChild():
                 await self._record(effect.key, await self._delegation.intend(effect, self._run(effect.run)))
+                if child := self._session.child(effect.run, effect.k):  # it need not wait until the run does
+                    await self._delegation.open(child)
             case Detach():
                 await self._record(effect.key, await self._delegation.detach(effect))
             case Settle():

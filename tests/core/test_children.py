@@ -225,3 +225,11 @@ def test_a_later_turn_of_a_child_is_nobodys_business() -> None:
 
 def test_a_child_that_is_cancelled_before_it_starts_tells_its_parent() -> None:
     assert given(BRIEF).when(cancel(1)).decision.wakes == ("default",)
+
+
+def test_a_child_starts_whoever_may_start_turns_of_other_sessions() -> None:
+    people = spec(policy=PolicyData(starters="people"))
+    opens = Opens(agent="default", parent=Parent(session="s0", run=1, call_id="a", k=1))
+    by_agent = post("brief", author="agent:boss", specs={"default": people}, opens=opens)
+    routed = given().when(by_agent).decision.event.data  # pyright: ignore
+    assert routed.routed == "started"

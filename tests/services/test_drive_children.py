@@ -1,5 +1,6 @@
 """Sub-agents through drives: a parent, its children, and what is told between them, whoever dies."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.driving import World, call
+from tests.support.waiting import eventually
 
-from turnstream.agents import Agent, Control
+from turnstream.agents import Agent, Control, tool
 from turnstream.session.events import (
     DELEGATE,
     NO_POLICY,
@@ -84,6 +86,29 @@ async def test_s34_two_children_and_the_run_resumes_once_with_both() -> None:
     (end,) = await of(here, RunEnded)
     assert end.content == "did a; did b"
     assert [start.trigger for start in await of(here, RunStarted)] == ["message", "answers"]
+
+
+async def test_a_child_begins_while_the_other_calls_are_carried_out() -> None:
+    begun, done = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def slow() -> str:
+        """Takes its time."""
+        begun.set()
+        await done.wait()
+        return "slept"
+
+    agent = Agent(name="default", model="scripted", control=Control(delegate=True), tools=["slow"])
+    here = World(delegating(call("slow", id="s"), delegate("a", "x")), agent=agent, tools=[slow])
+    await here.post("hello")
+    drive = here.drive(work=1)
+    going = asyncio.create_task(drive.outcome())
+    await begun.wait()
+    await eventually(lambda: of(here, MessagePosted, "s1--1-1"))
+    assert not await of(here, RunWaiting)
+    done.set()
+    assert await going is Outcome.DONE
+    assert [type(fact) for fact in await of(here, ToolReturned | RunWaiting)] == [ToolReturned, RunWaiting]
 
 
 async def test_a_child_cannot_be_opened_twice() -> None:

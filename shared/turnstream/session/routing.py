@@ -78,7 +78,9 @@ class _Route:
         self.policy: Policy = resolve(given, self.own_policy, command.policy)
 
     def decide(self) -> Decision:
-        if not self.policy.may_start(self.command.author):
+        opens = self.posted.opens
+        delegated = opens is not None and opens.parent is not None
+        if not delegated and not self.policy.may_start(self.command.author):
             return self._decision()
         live = self.session.live
         if not live:
