@@ -20,6 +20,7 @@ from turnstream.ids import SessionKey
 from turnstream.log.feed import Feed
 from turnstream.log.handle import Sessions
 from turnstream.log.jetstream import JetStreamLog
+from turnstream.log.known import KEEP_BYTES, Known
 from turnstream.session.events import Spec
 from turnstream.settings import Settings
 from turnstream.specs import specs_of
@@ -38,10 +39,6 @@ from turnstream_api.pages import pages
 
 log = get_logger()
 
-SESSIONS_MAX = 20_000
-"""Folds that one process keeps."""
-KEEP_BYTES = 32 * 1024 * 1024
-"""Bytes of events that are kept beside them, so that a second look at a history reads only its tail."""
 GRACE = 5.0
 """Seconds that requests which are being worked on get at the end."""
 SILENT_PEER = 30_000
@@ -54,9 +51,10 @@ async def serve(
     stop: asyncio.Event,
     ready: Callable[[], None] | None = None,
     commits: Commits | None = None,
+    known: Known | None = None,
 ) -> None:
     """Runs until `stop` is set; calls `ready` once requests are answered. A projector of the same process tells of its
-    commits through `commits`.
+    commits through `commits`, and what a runner of the same process knows of sessions is in `known`.
 
     Raises `SettingsError` for a policy that cannot be had, `AgentsError` for definitions that cannot be used,
     `BrokerFault` where streams cannot be made as declared, `OSError` where the port cannot be had.
@@ -71,19 +69,18 @@ async def serve(
         stack.push_async_callback(broker.close)
         database = Database(settings.database, commits=commits)
         stack.push_async_callback(database.close)
-        api = assemble(settings, broker, database, specs)
+        api = assemble(settings, broker, database, specs, known or Known(keep_bytes=KEEP_BYTES))
         keys = Keys(settings.account, on_change=lambda: api.hub.expel(keys.valid))
         await _work(settings, broker, api, keys, stop, ready)
 
 
-def assemble(settings: Settings, broker: Broker, database: Database, specs: dict[str, Spec]) -> Api:
+def assemble(settings: Settings, broker: Broker, database: Database, specs: dict[str, Spec], known: Known) -> Api:
     """The operations' hands, on a real broker."""
     journal = JetStreamLog(broker, append_timeout=settings.append_timeout)
     sessions = Sessions(
         journal,
         now=broker.clock.now,
-        capacity=SESSIONS_MAX,
-        keep_bytes=KEEP_BYTES,
+        known=known,
         on_append=metrics.appended,
         on_conflict=metrics.conflicts.inc,
     )

@@ -40,11 +40,18 @@ def service(name: str, **shared: object) -> Serve:
 
 
 def together(*names: str) -> dict[str, Serve]:
-    """Services for one process; the API hears of the projector's commits without asking the database."""
+    """Services for one process: the API hears of the projector's commits without asking the database, and API and
+    runner know of each other's events without reading them."""
+    from turnstream.log.known import KEEP_BYTES, Known
     from turnstream.views.database import Commits
 
-    commits = Commits()
-    return {name: service(name, commits=commits) if name in ("api", "projector") else service(name) for name in names}
+    commits, known = Commits(), Known(keep_bytes=KEEP_BYTES)
+    shared: dict[str, dict[str, object]] = {
+        "api": {"commits": commits, "known": known},
+        "runner": {"known": known},
+        "projector": {"commits": commits},
+    }
+    return {name: service(name, **shared[name]) for name in names}
 
 
 @asynccontextmanager

@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Final
 
 import msgspec
 
@@ -23,6 +22,7 @@ from turnstream.broker.pull import Pull
 from turnstream.broker.service import connect, first, unless
 from turnstream.log.handle import Sessions
 from turnstream.log.jetstream import JetStreamLog
+from turnstream.log.known import KEEP_BYTES, Known
 from turnstream.session.events import Spec
 from turnstream.settings import Settings
 from turnstream.specs import specs_of
@@ -43,16 +43,20 @@ from turnstream_runner.room import Room
 from turnstream_runner.runner import Runner
 from turnstream_runner.tools.registry import Tools
 
-KEEP_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of events that are kept beside the folds, so that a session's next turn reads only what is new."""
 
-
-async def serve(settings: Settings, *, stop: asyncio.Event, ready: Callable[[], None] | None = None) -> None:
-    """Runs until `stop` is set; calls `ready` once it takes work.
+async def serve(
+    settings: Settings,
+    *,
+    stop: asyncio.Event,
+    ready: Callable[[], None] | None = None,
+    known: Known | None = None,
+) -> None:
+    """Runs until `stop` is set; calls `ready` once it takes work. What an API of the same process knows of sessions is
+    in `known`.
 
     Raises `AgentsError` for definitions that cannot be used, `BrokerFault` where streams cannot be made as declared.
     """
-    known = agents.load(
+    all_agents = agents.load(
         folder=settings.agents_dir,
         modules=settings.modules,
         models=settings.models,
@@ -67,20 +71,24 @@ async def serve(settings: Settings, *, stop: asyncio.Event, ready: Callable[[], 
         stack.push_async_callback(broker.close)
         models = Models(settings.models)
         stack.push_async_callback(models.close)
-        await models.prepare(agent.model for agent in known)
-        runner = _runner(settings, broker, Roles(known, Tools(known.tools)), specs_of(settings, known), models)
+        await models.prepare(agent.model for agent in all_agents)
+        roles = Roles(all_agents, Tools(all_agents.tools))
+        specs = specs_of(settings, all_agents)
+        runner = _runner(settings, broker, roles, specs, models, known or Known(keep_bytes=KEEP_BYTES))
         carrier = Dispatch(Pull(broker, subjects.DISPATCH, slots=dispatch.SLOTS), Work(broker), Timers(broker))
         pages = {"/stuck": lambda: msgspec.json.encode({"items": list(runner.stuck)})}
         await stack.enter_async_context(application(broker, settings.health_host, settings.health_port, pages))
         await _work(settings, broker, runner, carrier, stop, ready)
 
 
-def _runner(settings: Settings, broker: Broker, roles: Roles, specs: Mapping[str, Spec], models: Models) -> Runner:
+def _runner(
+    settings: Settings, broker: Broker, roles: Roles, specs: Mapping[str, Spec], models: Models, known: Known
+) -> Runner:
     log = JetStreamLog(broker, append_timeout=settings.append_timeout, tombstone=settings.tombstone)
     sessions = Sessions(
         log,
         now=broker.clock.now,
-        keep_bytes=KEEP_BYTES,
+        known=known,
         on_append=metrics.appended,
         on_conflict=metrics.conflicts.inc,
     )

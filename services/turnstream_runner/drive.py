@@ -5,8 +5,8 @@ What there is to do is `plan`'s affair and what may be stored is `decide`'s. A c
 took over are not handled here case by case: the plan changes, and what is in flight and no longer planned is called
 off. A drive whose run is another's now stops and sends nothing. A drive that dies loses nothing but its time.
 
-An instant turn costs one read and two appends. Only when something is in flight for longer than a moment (`patience`)
-does the drive follow the session's feed and set an alarm for the deadline.
+An instant turn costs two appends, and a read where the session is not known yet. Only when something is in flight for
+longer than a moment (`patience`) does the drive follow the session's feed and set an alarm for the deadline.
 """
 
 import asyncio
@@ -152,7 +152,7 @@ class Drive:
     async def run(self) -> Outcome:
         """Raises `LogError`, `Undrivable`, and whatever breaks."""
         try:
-            await self._ledger.read(self._identity.wake.cause)
+            await self._ledger.open(self._identity.wake)
             while True:
                 self._stir.clear()
                 await self._take_results()

@@ -26,6 +26,7 @@ from turnstream.session.events import (
     RunWaiting,
     ToolCall,
     Unknown,
+    Wake,
 )
 from turnstream.session.fold import evolve
 from turnstream.session.state import Run, Session
@@ -66,9 +67,11 @@ class Ledger:
         self._refused: dict[str, int] = {}
         self._watch: asyncio.Task[None] | None = None
 
-    async def read(self, at_least: int) -> None:
-        """Reads the whole session, or what is not kept of it. Raises `LogError`."""
-        self.session, events = await self._sessions.events(self.key, at_least)
+    async def open(self, wake: Wake) -> None:
+        """Knows all that the wake-up is about. Where it was delivered before, what became of that is looked for in the
+        log. Raises `LogError`."""
+        known = self._sessions.recall(self.key, wake.cause) if wake.cause and wake.delivery == 1 else None
+        self.session, events = known or await self._sessions.events(self.key, wake.cause)
         self._events = list(events)
 
     async def look(self) -> None:

@@ -20,6 +20,7 @@ from turnstream.log.base import BrokenChain, Conflict, Log, LogError
 from turnstream.log.feed import CaughtUp, Feed
 from turnstream.log.handle import Sessions
 from turnstream.log.jetstream import JetStreamLog
+from turnstream.log.known import Known
 from turnstream.log.memory import MemoryLog
 from turnstream.session.commands import Origin, PostMessage, UpdateSession
 from turnstream.session.errors import Rejected
@@ -60,7 +61,7 @@ def key(account: str) -> SessionKey:
 
 
 def sessions_of(log: Log) -> Sessions:
-    return Sessions(log, now=lambda: 1, keep_bytes=1 << 20)
+    return Sessions(log, now=lambda: 1, known=Known(keep_bytes=1 << 20))
 
 
 def kinds(events: Sequence[Recorded]) -> list[str]:

@@ -1,14 +1,13 @@
 """`Sessions`: what it asks the log for, what it believes, and what it keeps."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from itertools import count
-from typing import Any
 
 import msgspec
 import pytest
 from tests.contracts.events import assert_whole, fill, new_key, read
-from tests.core.scenario import QUEUE, cancel, open_session, post, title, update, with_origin
+from tests.core.scenario import QUEUE, cancel, delete, open_session, post, title, update, with_origin
 from tests.support.nats import connect
 from tests.support.waiting import eventually
 
@@ -17,6 +16,7 @@ from turnstream.ids import SessionKey, derive
 from turnstream.log.base import Unavailable
 from turnstream.log.handle import ATTEMPTS, Sessions
 from turnstream.log.jetstream import JetStreamLog
+from turnstream.log.known import Known
 from turnstream.log.memory import MemoryLog
 from turnstream.session.decision import Decision
 from turnstream.session.errors import Rejected
@@ -78,8 +78,8 @@ def log() -> Watched:
     return Watched()
 
 
-def sessions_of(log: MemoryLog, **options: Any) -> Sessions:
-    return Sessions(log, now=lambda: 1_790_000_000_000, **options)
+def sessions_of(log: MemoryLog, *, on_conflict: Callable[[], None] | None = None, **keeps: int) -> Sessions:
+    return Sessions(log, now=lambda: 1_790_000_000_000, known=Known(**keeps), on_conflict=on_conflict)
 
 
 async def test_a_command_is_stored_and_folded(log: Watched) -> None:
@@ -201,7 +201,7 @@ async def test_one_append_is_in_flight_a_session(log: Watched) -> None:
     await asyncio.gather(*(sessions.handle(KEY, post(f"m{n}", policy=QUEUE)) for n in range(1, 30)))
     assert log.most_in_flight == 1
     assert log.take_asked() == [f"append {n}" for n in range(1, 30)]
-    assert not sessions._writers
+    assert not sessions._known._writers
 
 
 async def test_sessions_do_not_wait_for_each_other(log: Watched) -> None:
@@ -221,7 +221,7 @@ async def test_a_command_that_is_given_up_leaves_the_session_usable(log: Watched
     await asyncio.wait({giving_up})
     log.gate.set()
     assert (await sessions.handle(KEY, post("m3", policy=QUEUE))).recorded is not None
-    assert not sessions._writers
+    assert not sessions._known._writers
 
 
 async def test_a_writer_that_always_loses_gives_up(log: Watched) -> None:
@@ -401,6 +401,48 @@ async def timed_alike(sessions: Sessions, events: list[Recorded]) -> list[Record
     """What this process appended itself is dated by it."""
     kept = (await sessions.events(KEY))[1]
     return [msgspec.structs.replace(recorded, time=own.time) for recorded, own in zip(events, kept, strict=True)]
+
+
+async def test_what_one_part_of_a_process_stores_another_knows(log: Watched) -> None:
+    known = Known(keep_bytes=1_000_000)
+    one, other = (Sessions(log, now=lambda: 1_790_000_000_000, known=known) for _ in range(2))
+    first = await one.handle(KEY, post("m1", opens=OPENS, policy=QUEUE))
+    log.take_asked()
+    second = await other.handle(KEY, post("m2", policy=QUEUE))
+    assert (log.take_asked(), second.session.last_run) == (["append 1"], 2)
+    assert one.recall(KEY, 2) == (second.session, [first.recorded, second.recorded])
+    assert log.take_asked() == []
+
+
+async def test_parts_of_a_process_write_to_a_session_one_after_the_other(log: Watched) -> None:
+    known, conflicts = Known(), list[int]()
+    parts = [
+        Sessions(log, now=lambda: 1_790_000_000_000, known=known, on_conflict=lambda: conflicts.append(1))
+        for _ in range(3)
+    ]
+    await parts[0].handle(KEY, post("m0", opens=OPENS, policy=QUEUE))
+    commands = [part.handle(KEY, post(f"m{n}", policy=QUEUE)) for n, part in enumerate(parts * 3, 1)]
+    await asyncio.gather(*commands)
+    assert (conflicts, log.most_in_flight, len(await read(log, KEY))) == ([], 1, 10)
+
+
+async def test_only_what_is_known_far_enough_is_recalled(log: Watched) -> None:
+    sessions = sessions_of(log, keep_bytes=1_000_000)
+    assert sessions.recall(KEY, 1) is None
+    await sessions.handle(KEY, post("m1", opens=OPENS, policy=QUEUE))
+    assert sessions.recall(KEY, 2) is None
+    assert sessions.recall(KEY, 1)
+    await sessions_of(log).handle(KEY, post("m2", policy=QUEUE))
+    session = await sessions.load(KEY)
+    assert session.seq == 2
+    assert sessions.recall(KEY, 2) is None, "the fold knows more than the events that are kept"
+
+
+async def test_a_deleted_session_is_not_recalled(log: Watched) -> None:
+    sessions = sessions_of(log, keep_bytes=1_000_000)
+    await sessions.handle(KEY, open_session())
+    deleted = await sessions.handle(KEY, delete())
+    assert sessions.recall(KEY, deleted.session.seq) is None
 
 
 async def test_forgetting_costs_a_read(log: Watched) -> None:

@@ -20,6 +20,8 @@ from tests.support.driving import (
 from turnstream.agents import Agent, Control, ToolContext, tool
 from turnstream.ids import SessionKey
 from turnstream.log.base import BrokenChain, Unavailable
+from turnstream.log.handle import Sessions
+from turnstream.log.known import Known
 from turnstream.session.commands import DeleteSession
 from turnstream.session.decision import Decision
 from turnstream.session.events import (
@@ -102,6 +104,40 @@ async def test_a_warm_runner_reads_only_the_tail_for_the_next_turn() -> None:
     world.log.reads = 0
     assert await world.drive(work=2).outcome() is Outcome.DONE
     assert world.log.reads == 1
+
+
+@pytest.fixture
+def known() -> Known:
+    return Known(keep_bytes=1 << 20)
+
+
+async def test_what_the_process_knows_already_is_not_read(known: Known) -> None:
+    world = World()
+    world.sessions = Sessions(world.log, now=world.now, known=known)
+    cause = (await world.post("hello")).session.seq
+    world.log.reads = 0
+    assert await world.drive(cause=cause, known=known).outcome() is Outcome.DONE
+    assert (world.log.reads, await world.types()) == (0, TURN)
+
+
+async def test_what_became_of_a_redelivered_wake_up_is_read(known: Known) -> None:
+    world = World()
+    world.sessions = Sessions(world.log, now=world.now, known=known)
+    cause = (await world.post("hello")).session.seq
+    assert await World(shares=world).drive(cause=cause).outcome() is Outcome.DONE
+    world.log.reads = 0
+    assert await world.drive(cause=cause, delivery=2, known=known).outcome() is Outcome.DONE
+    assert (world.log.reads, await world.types()) == (1, TURN)
+
+
+async def test_knowing_less_than_the_log_does_no_harm(known: Known) -> None:
+    world = World()
+    world.sessions = Sessions(world.log, now=world.now, known=known)
+    cause = (await world.post("hello")).session.seq
+    assert await World(shares=world).drive(cause=cause).outcome() is Outcome.DONE
+    calls = len(world.models.requests)
+    assert await world.drive(work=2, cause=cause, known=known).outcome() is Outcome.DONE
+    assert (await world.types(), len(world.models.requests)) == (TURN, calls)
 
 
 async def test_queued_runs_are_carried_out_one_after_the_other_by_the_same_drive() -> None:

@@ -15,6 +15,7 @@ from turnstream.agents import Agent, Agents, Tool
 from turnstream.ids import SessionKey, derive
 from turnstream.log.base import Unavailable
 from turnstream.log.handle import Handled, Sessions
+from turnstream.log.known import Known
 from turnstream.log.memory import MemoryLog
 from turnstream.session.commands import CancelRun, Command, Origin, PostMessage, WithdrawMessage
 from turnstream.session.decision import Decision
@@ -368,9 +369,16 @@ class World:
     # --- what a runner does -----------------------------------------------------------------------------------------
 
     def drive(
-        self, session: str = "s1", *, work: int = 1, cause: int = 1, delivery: int = 1, queue: str = "default"
+        self,
+        session: str = "s1",
+        *,
+        work: int = 1,
+        cause: int = 1,
+        delivery: int = 1,
+        queue: str = "default",
+        known: Known | None = None,
     ) -> Running:
-        """Begins to drive by this wake-up."""
+        """Begins to drive by this wake-up; `known` is what its process knows of sessions, nothing unless given."""
         n = next(self._serial)
         identity = Identity(
             runner=f"r{n}", nonce=f"nonce-{n}", queue=queue, wake=Wake(work=work, cause=cause, delivery=delivery)
@@ -382,7 +390,7 @@ class World:
 
         equipment: Any = Equipment(
             runner=f"r{n}",
-            sessions=Sessions(self.log, now=self.now, keep_bytes=1 << 20),
+            sessions=Sessions(self.log, now=self.now, known=known or Known(keep_bytes=1 << 20)),
             roles=Roles(self.agents, Tools(self.agents.tools)),
             specs={agent.name: msgspec.convert(agent.pinned(), Spec) for agent in self.agents},
             models=self.models,  # pyright: ignore

@@ -24,6 +24,7 @@ from turnstream.broker.server import NatsServer
 from turnstream.ids import derive
 from turnstream.log.handle import Handled, Sessions
 from turnstream.log.jetstream import JetStreamLog
+from turnstream.log.known import Known
 from turnstream.session.commands import AnswerRequest, Command, Origin, PostMessage, RetrySession, WithdrawMessage
 from turnstream.session.events import Opens, Part, PolicyData, RunWaiting, Spec
 from turnstream.session.policy import merged, parse_policy
@@ -122,7 +123,7 @@ class Stage(Client):
         journal = JetStreamLog(broker)
         equipment = Equipment(
             runner=f"r{next(_serial)}",
-            sessions=Sessions(journal, now=broker.clock.now, keep_bytes=1 << 20),
+            sessions=Sessions(journal, now=broker.clock.now, known=Known(keep_bytes=1 << 20)),
             roles=Roles(known, Tools(known.tools)),
             specs=dict(self.specs),
             models=scripted,

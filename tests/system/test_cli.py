@@ -20,6 +20,7 @@ from unittest.mock import patch
 import nats
 import pytest
 import structlog
+from nats.aio.msg import Msg
 from tests.support.processes import Process, Spawn
 from tests.support.waiting import eventually
 
@@ -80,6 +81,35 @@ def home(tmp_path: Path, spawn: Spawn) -> Iterator[Home]:
         yield Home(tmp_path / "data", spawn)
         root.handlers, root.level = handlers, level
         structlog.reset_defaults()
+
+
+async def test_in_one_process_a_turn_reads_nothing_of_what_another_part_has_stored(home: Home) -> None:
+    await home.dev()
+    broker = await nats.connect(home.addresses.nats)
+    asked: list[str] = []
+    ended = asyncio.Queue[str]()
+
+    async def hear(message: Msg) -> None:
+        if message.headers and message.headers.get("ts-type") == "run.ended":
+            ended.put_nowait(message.headers["Nats-Sequence"])
+
+    async def ask(message: Msg) -> None:
+        asked.append(message.subject)
+
+    await broker.subscribe("ts.feed.default.s1", cb=hear)
+    await broker.subscribe("$JS.API.DIRECT.GET.SESSIONS", cb=ask)
+    await broker.subscribe("$JS.API.STREAM.MSG.GET.SESSIONS", cb=ask)
+    await home.run("send", "s1", "one", "--no-wait")
+    await asyncio.wait_for(ended.get(), 30)
+    await broker.flush()
+    assert asked, "whether the session is there"
+    asked.clear()
+    for text in ("two", "three", "four"):
+        await home.run("send", "s1", text, "--no-wait")
+        await asyncio.wait_for(ended.get(), 30)
+    await broker.flush()
+    assert asked == []
+    await broker.close()
 
 
 async def test_a_conversation_from_the_command_line(home: Home) -> None:

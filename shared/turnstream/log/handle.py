@@ -1,14 +1,13 @@
 """From a command to a stored event: load, decide, append; on a conflict fold the tail and decide again.
 
-`Sessions` is a process's bounded memory of what sessions are. What it holds is never trusted blindly: a decision made
-on it is stored only if the log agrees (the guard), and a refusal is only believed on a fold that is known to be the
-newest. So two processes need nothing of each other, and forgetting a session costs time, never correctness.
+What is `Known` of a session is never trusted blindly: a decision made on it is stored only if the log agrees (the
+guard), and a refusal is only believed on a fold that is known to be the newest. So two processes need nothing of each
+other, and forgetting a session costs time, never correctness.
 
 Not here: what may be stored (`turnstream.session.decide`), and who listens (`feed.py`).
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -16,6 +15,7 @@ import msgspec
 from turnstream.ids import SessionKey
 from turnstream.log import codec
 from turnstream.log.base import BrokenChain, Conflict, Log, Unavailable
+from turnstream.log.known import Known
 from turnstream.session.commands import Command
 from turnstream.session.decide import decide
 from turnstream.session.decision import Decision
@@ -40,17 +40,16 @@ class Handled(msgspec.Struct, frozen=True):
 
 
 class Sessions:
-    """`capacity`: how many folds are kept. `keep_bytes`: how many bytes of events are kept beside them. Of both, what
-    was used longest ago goes first. `now`: the broker's time in milliseconds; dates an event that was just appended.
-    `on_append` is told the seconds from the command to the stored event."""
+    """`known`: what is kept of sessions between two looks; several `Sessions` of one process may share it. `now`: the
+    broker's time in milliseconds; dates an event that was just appended. `on_append` is told the seconds from the
+    command to the stored event."""
 
     def __init__(
         self,
         log: Log,
         *,
         now: Callable[[], int],
-        capacity: int = 10_000,
-        keep_bytes: int = 0,
+        known: Known | None = None,
         on_append: Callable[[float], None] | None = None,
         on_conflict: Callable[[], None] | None = None,
     ) -> None:
@@ -58,9 +57,9 @@ class Sessions:
         self._now = now
         self._on_append = on_append
         self._on_conflict = on_conflict
-        self._folds = _Folds(capacity)
-        self._kept = _Kept(keep_bytes)
-        self._writers: dict[SessionKey, _Writers] = {}
+        self._known = known or Known()
+        self._folds = self._known.folds
+        self._kept = self._known.kept
 
     async def load(self, key: SessionKey, at_least: int = 0) -> Session:
         """The session as of this read: what was folded before, and the tail. `at_least` is a sequence known to be
@@ -80,23 +79,22 @@ class Sessions:
             self._forget_another(key, broken)
             return await self._events_of(key, at_least)
 
+    def recall(self, key: SessionKey, at_least: int) -> tuple[Session, Sequence[Recorded]] | None:
+        """The same without looking, where what is known reaches the event at this sequence: there may be newer ones,
+        of which whoever writes will hear."""
+        session, events = self._folds.get(key), self._kept.get(key)
+        if session is None or not events or session.seq != events[-1].seq or session.seq < at_least:
+            return None
+        return session, events
+
     async def handle(self, key: SessionKey, command: Command, *, fresh: bool = False) -> Handled:
         """Decides and stores. `fresh`: nobody else can know this session's id yet, so there is nothing to read.
 
         Raises `Rejected`; `Unavailable` if the broker does not say in time whether the event is stored (the same
         command again has at most one effect); `LogError`.
         """
-        writers = self._writers.get(key)
-        if writers is None:
-            writers = self._writers[key] = _Writers()
-        writers.count += 1
-        try:
-            async with writers.lock:
-                return await self._handle(key, command, fresh)
-        finally:
-            writers.count -= 1
-            if not writers.count:
-                del self._writers[key]
+        async with self._known.writing(key):
+            return await self._handle(key, command, fresh)
 
     def fold(self, key: SessionKey, recorded: Recorded) -> None:
         """Takes in an event that came by the feed, if it is the direct successor of what is held."""
@@ -111,8 +109,7 @@ class Sessions:
     def forget(self) -> None:
         """Drops everything. After a reconnect the log may have lost its newest events (a power loss where the broker
         does not sync each write), and what was folded from them is no longer true."""
-        self._folds.clear()
-        self._kept.clear()
+        self._known.clear()
 
     async def _load(self, key: SessionKey, at_least: int) -> Session:
         session = self._folds.get(key) or Session(key=key)
@@ -204,100 +201,6 @@ class Sessions:
         else:
             self._kept.add(session.key, recorded)
         return Handled(session, recorded)
-
-
-class _Writers:
-    """Who writes to one session in this process: one append in flight, the others wait in line."""
-
-    __slots__ = ("count", "lock")
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.count = 0
-
-
-class _Folds:
-    """The newest fold known of each session, up to a number of sessions."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()
-
-    def get(self, key: SessionKey) -> Session | None:
-        session = self._sessions.get(key)
-        if session is not None:
-            self._sessions.move_to_end(key)
-        return session
-
-    def keep(self, session: Session) -> Session:
-        """Answers with the newest fold known, which may be one that another task has read meanwhile."""
-        known = self.get(session.key)
-        if known is not None and known.seq >= session.seq:
-            return known
-        if session.seq:
-            self._sessions[session.key] = session
-            if len(self._sessions) > self._capacity:
-                self._sessions.popitem(last=False)
-        return session
-
-    def drop(self, key: SessionKey) -> None:
-        self._sessions.pop(key, None)
-
-    def clear(self) -> None:
-        self._sessions.clear()
-
-
-class _Kept:
-    """All events of some sessions, up to a number of payload bytes. What is kept may end before the newest event."""
-
-    def __init__(self, budget: int) -> None:
-        self._budget = budget
-        self._size = 0
-        self._events: OrderedDict[SessionKey, list[Recorded]] = OrderedDict()
-        self._sizes: dict[SessionKey, int] = {}
-
-    def get(self, key: SessionKey) -> list[Recorded]:
-        """The caller's own copy."""
-        events = self._events.get(key)
-        if events is None:
-            return []
-        self._events.move_to_end(key)
-        return events.copy()
-
-    def keep(self, key: SessionKey, events: list[Recorded]) -> None:
-        known = self._events.get(key)
-        if not events or not self._budget or (known and known[-1].seq >= events[-1].seq):
-            return
-        new = events[len(known) :] if known else events
-        self._events[key] = events.copy()
-        self._grow(key, sum(recorded.size for recorded in new))
-
-    def add(self, key: SessionKey, recorded: Recorded) -> None:
-        events = self._events.get(key)
-        if events is None:
-            if recorded.previous or not self._budget:
-                return
-            events = self._events[key] = []
-        elif events[-1].seq != recorded.previous:
-            return
-        events.append(recorded)
-        self._grow(key, recorded.size)
-
-    def drop(self, key: SessionKey) -> None:
-        if self._events.pop(key, None) is not None:
-            self._size -= self._sizes.pop(key)
-
-    def clear(self) -> None:
-        self._events.clear()
-        self._sizes.clear()
-        self._size = 0
-
-    def _grow(self, key: SessionKey, size: int) -> None:
-        self._sizes[key] = self._sizes.get(key, 0) + size
-        self._size += size
-        self._events.move_to_end(key)
-        while self._size > self._budget:
-            self.drop(next(iter(self._events)))
 
 
 def _decide(command: Command, session: Session, confirmed: bool) -> Decision | None:
