@@ -96,6 +96,59 @@ async def test_closing_fails_whoever_waits(broker: Broker, own_nats: NatsServer)
         await broker.publish("quiet")
 
 
+async def test_who_listens_hears_each_message_in_order_until_the_end(broker: Broker):
+    heard: list[bytes] = []
+    listening = await broker.listen("topic.*", lambda message: heard.append(message.data))
+    for n in range(1000):
+        await broker.publish(f"topic.{n % 3}", b"%d" % n, headers={"n": str(n)} if n % 2 else None)
+    await broker.nc.flush()
+    assert heard == [b"%d" % n for n in range(1000)]
+    await listening.unsubscribe()
+    await broker.publish("topic.x")
+    await broker.nc.flush()
+    assert len(heard) == 1000
+
+
+async def test_a_listener_that_fails_hears_the_next_message(broker: Broker, own_nats: NatsServer):
+    heard: list[bytes] = []
+
+    def hear(message: Msg) -> None:
+        if message.data == b"bad":
+            raise ValueError("a fault in a listener")
+        heard.append(message.data)
+
+    await broker.listen("topic", hear)
+    for data in (b"bad", b"good"):
+        await broker.publish("topic", data)
+    await eventually(lambda: heard == [b"good"])
+    own_nats.kill()
+    await own_nats.start()
+    await eventually(lambda: broker.nc.stats["reconnects"])
+    await broker.publish("topic", b"after")
+    await eventually(lambda: heard == [b"good", b"after"])
+
+
+async def test_what_is_published_waits_for_nothing_where_the_socket_takes_it(broker: Broker):
+    for n in range(10):
+        await broker.publish("void", b"%d" % n)
+        assert broker.nc.pending_data_size == 0
+
+
+async def test_what_the_socket_does_not_take_waits_and_arrives_in_order(broker: Broker, own_nats: NatsServer):
+    heard: list[int] = []
+    await broker.listen("topic", lambda message: heard.append(int(message.data[:8])))
+    await broker.nc.flush()
+    count = 0
+    freeze(own_nats)
+    while broker.nc.pending_data_size < 100_000:
+        await broker.publish("topic", b"%08d" % count + b"x" * 10_000)
+        count += 1
+        await asyncio.sleep(0)
+    thaw(own_nats)
+    await eventually(lambda: len(heard) == count)
+    assert heard == list(range(count))
+
+
 async def test_a_killed_server_fails_requests_at_once_and_is_found_again(broker: Broker, own_nats: NatsServer):
     heard: list[bytes] = []
     reconnects: list[int] = []

@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,23 +19,23 @@ def ordered(bed: Bed, after: int = 0, **options: Any) -> OrderedPull:
 
 def lose(bed: Bed, monkeypatch: pytest.MonkeyPatch, which: Callable[[int], bool]) -> list[int]:
     """Deliveries for which `which(how many came before)` holds do not arrive. What is lost so far."""
-    real = bed.broker.subscribe
+    real = bed.broker.listen
     lost: list[int] = []
     count = 0
 
-    async def subscribe(subject: str, callback: Callable[[Msg], Awaitable[None]]) -> Any:
-        async def lossy(message: Msg) -> None:
+    async def listen(subject: str, hear: Callable[[Msg], None]) -> Any:
+        def lossy(message: Msg) -> None:
             nonlocal count
             if message.reply:
                 count += 1
                 if which(count):
                     lost.append(int(message.data))
                     return
-            await callback(message)
+            hear(message)
 
         return await real(subject, lossy)
 
-    monkeypatch.setattr(bed.broker, "subscribe", subscribe)
+    monkeypatch.setattr(bed.broker, "listen", listen)
     return lost
 
 

@@ -25,7 +25,7 @@ from nats.js.api import Header
 from turnstream.broker.answers import NO_MESSAGE, Refusal, Stored, StreamInfo, check_stored, refused
 from turnstream.broker.clock import BrokerClock, parse_time
 from turnstream.broker.errors import BrokerClosed, BrokerDenied, BrokerError, BrokerFault, BrokerTimeout, NoResponders
-from turnstream.broker.shell import PING, Shell
+from turnstream.broker.shell import PING, Listening, Shell, TenaciousClient
 from turnstream.telemetry import get_logger, metrics
 
 REQUEST_TIMEOUT: Final = 5.0
@@ -96,7 +96,7 @@ class Broker:
             raise BrokerFault(f"{shell.address}: {error}") from error
         broker = cls(shell, nc, monotonic)
         shell.listen(broker._on_error, broker._on_disconnect, broker._on_reconnect)
-        await broker.subscribe(broker._inbox + "*", broker._on_answer)
+        await broker.listen(broker._inbox + "*", broker._on_answer)
         await broker._look_at_clock()
         broker._clock_task = asyncio.create_task(broker._keep_clock(), name="broker-clock")
         return broker
@@ -134,6 +134,11 @@ class Broker:
             await self.nc.publish(subject, payload, reply, cast("dict[str, str] | None", headers))
         except Error as error:
             raise BrokerClosed(subject) if self._closed else BrokerTimeout(subject, str(error)) from error
+
+    async def listen(self, subject: str, hear: Callable[[Msg], None]) -> Listening:
+        """The same at once, as each message is read from the socket: `hear` has to be quick."""
+        assert isinstance(self.nc, TenaciousClient)
+        return await self.nc.listen(subject, hear)
 
     async def subscribe(self, subject: str, callback: Callable[[Msg], Awaitable[None]]) -> Subscription:
         """Calls back for each message, one after the other, until `unsubscribe()`; a reconnect may cost some."""
@@ -199,7 +204,7 @@ class Broker:
             _fail(future, BrokerClosed(subject))
         await self.faststream.disconnect()
 
-    async def _on_answer(self, message: Msg) -> None:
+    def _on_answer(self, message: Msg) -> None:
         entry = self._waiting.get(message.subject[len(self._inbox) :])
         if entry is None or entry[0].done():
             return

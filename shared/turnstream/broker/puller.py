@@ -18,13 +18,13 @@ from typing import Final
 
 import msgspec
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.errors import Error
 from nats.js.api import Header
 
 from turnstream.broker.connection import Broker
 from turnstream.broker.delivery import Delivery, about
 from turnstream.broker.errors import BrokerClosed, BrokerFault, StreamBehind
+from turnstream.broker.shell import Listening
 from turnstream.telemetry import get_logger
 
 _EXPIRES: Final = 5.0
@@ -65,7 +65,7 @@ class Puller:
         self._next_request = 0
         self._inbox = ""
         self._next_subject = ""
-        self._subscription: Subscription | None = None
+        self._subscription: Listening | None = None
         self._silent = 0
         self._waiter: asyncio.Future[None] | None = None
         self._failure: BrokerFault | None = None
@@ -161,7 +161,7 @@ class Puller:
         with contextlib.suppress(BrokerFault):
             await self._broker.publish(self._next_subject, body, reply=self._inbox + token)
 
-    async def _on_message(self, message: Msg) -> None:
+    def _on_message(self, message: Msg) -> None:
         self._silent = 0
         if message.reply:
             self._out = max(self._out - 1, 0)
@@ -171,9 +171,9 @@ class Puller:
                 if self._waiter and not self._waiter.done():
                     self._waiter.set_result(None)
         else:
-            await self._on_status(message)
+            self._on_status(message)
 
-    async def _on_status(self, message: Msg) -> None:
+    def _on_status(self, message: Msg) -> None:
         headers = message.headers or {}
         status = headers.get(Header.STATUS, "")
         if status == "100":
@@ -183,7 +183,7 @@ class Puller:
         if request:
             self._out -= min(int(headers.get("Nats-Pending-Messages") or request.count), self._out)
         if status in ("404", "408"):
-            await self._fill(self._room())
+            self._wake_to_fill()
         else:
             self._restart(f"{status} {headers.get(Header.DESCRIPTION, '').strip()}")
 
@@ -261,7 +261,7 @@ class Puller:
         self._out = 0
         self._silent = 0
         self._started = self._loop.time()
-        self._subscription = await self._broker.subscribe(self._inbox + "*", self._on_message)
+        self._subscription = await self._broker.listen(self._inbox + "*", self._on_message)
         if self._ticker is None:
             self._ticker = self._loop.call_later(_HEARTBEAT, self._tick)
 

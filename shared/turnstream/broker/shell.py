@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from faststream.nats import NatsBroker
 from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.errors import Error, UnexpectedEOF
 
 from turnstream.broker.parser import SafeParser
@@ -28,6 +29,8 @@ PING: Final = 5
 """Seconds between pings; a server that owes more than two answers is left for another."""
 _FLUSH: Final = 2.0
 """Seconds that a publisher waits for room in a full send buffer."""
+_UNSENT: Final = 64 * 1024
+"""Bytes that the socket has not taken yet, above which it is waited for."""
 _GOODBYE: Final = 2.0
 """Seconds that closing waits for the server to take what is buffered."""
 
@@ -40,6 +43,26 @@ class TenaciousClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self._ps = SafeParser(self, self._process_msg)
+        self._hearers: dict[int, Callable[[Msg], None]] = {}
+
+    async def listen(self, subject: str, hear: Callable[[Msg], None]) -> "Listening":
+        """Calls back for each message as it is read, before anything else is done: `hear` has to be quick. A message
+        of `subscribe` is put in a queue, whose reader gets it two turns of the loop later."""
+        subscription = await self.subscribe(subject, cb=_unheard)  # pyright: ignore[reportUnknownMemberType]
+        self._hearers[subscription._id] = hear  # pyright: ignore[reportPrivateUsage]
+        return Listening(self._hearers, subscription)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        hear = self._hearers.get(sid)
+        if hear is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        self.stats["in_msgs"] += 1
+        self.stats["in_bytes"] += len(data)
+        try:
+            hear(self._build_message(sid, subject, reply, data, await self._process_headers(headers)))
+        except Exception as error:
+            await self._error_cb(error)
 
     async def _process_err(self, err_msg: str) -> None:
         """Reports what the server says. If it means to end the connection it ends it, and that reconnects."""
@@ -104,9 +127,24 @@ class TenaciousClient(Client):
         self.abort()
         await super()._connect_to_server(s)
 
+    def _write(self) -> bool:
+        """Gives what is pending to the socket. False: it takes nothing now, and has to be waited for."""
+        writer = getattr(self._transport, "_io_writer", None)
+        if not self.is_connected or not isinstance(writer, asyncio.StreamWriter):
+            return False
+        if writer.transport.get_write_buffer_size() > _UNSENT:
+            return False
+        writer.writelines(self._pending)
+        self._pending, self._pending_data_size = [], 0
+        return True
+
     async def _flush_pending(self, force_flush: bool = False) -> object:
-        """uvloop raises where the socket is lost already and nobody has noticed yet: what is pending stays pending."""
+        """At once; nats-py has a task for it, which comes to it a turn of the loop later, and is for a socket that has
+        to be waited for. uvloop raises where the socket is lost already and nobody has noticed yet: what is pending
+        stays pending."""
         try:
+            if not force_flush and self._write():
+                return None
             return await super()._flush_pending(force_flush)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         except RuntimeError:
             return None
@@ -132,6 +170,23 @@ class TenaciousClient(Client):
         writer = getattr(self._transport, "_io_writer", None)
         if isinstance(writer, asyncio.StreamWriter):
             writer.transport.abort()
+
+
+class Listening:
+    """What `TenaciousClient.listen` has begun."""
+
+    def __init__(self, hearers: dict[int, Callable[[Msg], None]], subscription: Subscription) -> None:
+        self._hearers = hearers
+        self._subscription = subscription
+
+    async def unsubscribe(self) -> None:
+        """Nothing is heard any more. Raises nats-py's `Error` where the connection is closed."""
+        self._hearers.pop(self._subscription._id, None)  # pyright: ignore[reportPrivateUsage]
+        await self._subscription.unsubscribe()
+
+
+async def _unheard(_: Msg) -> None:
+    """A message that came between the subscription and its listener is there for nobody yet."""
 
 
 class Shell(NatsBroker):

@@ -46,7 +46,7 @@ class Replies:
             raise BrokerClosed(subject)
         if not self._open:
             self._open = True  # what is sent from here on is sent behind the subscription
-            await self._broker.subscribe(self._inbox + "*", self._take)
+            await self._broker.listen(self._inbox + "*", self._take)
         self._next += 1
         token = str(self._next)
         answer = self._waiting[token] = _Answer(self._loop, several)
@@ -59,7 +59,7 @@ class Replies:
             timer.cancel()
             del self._waiting[token]
 
-    async def _take(self, message: Msg) -> None:
+    def _take(self, message: Msg) -> None:
         answer = self._waiting.get(message.subject[self._skip :])
         if answer is not None:
             answer.take(message)
