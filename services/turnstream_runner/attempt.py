@@ -125,13 +125,16 @@ class Attempt:
             return None
         return msgspec.structs.replace(_returned(effect, "ok", ""), output=checklist.NOTED)
 
-    async def ask(self, effect: Park) -> RunWaiting | ToolReturned:
+    async def ask(self, effect: Park) -> RunWaiting | ToolReturned | None:
         """Everything that the run waits for, people and children that are there; or the error of a call that cannot be
-        asked for."""
+        asked for. None: a child has ended meanwhile."""
         asks: list[Ask] = []
         for number, open_call in enumerate(effect.calls, effect.first):
             call = await self._ledger.call(effect.reply_seq, open_call.id)
-            if child := self._ledger.session.child(effect.run, open_call.child):
+            if open_call.child:
+                child = self._ledger.session.child(effect.run, open_call.child)
+                if child is None:
+                    return None
                 await self._delegation.open(child)
                 request = request_id(self._ledger.session, effect.run, number)
                 asks.append(Ask(request=request, kind="child", call_id=call.id, prompt=child.session))

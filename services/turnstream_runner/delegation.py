@@ -100,10 +100,11 @@ class Delegation:
             return session
         order = await self._order(child)
         parent = self._ledger.key
+        author = f"agent:{self._author(child)}"
         command = PostMessage(
-            origin=self._origin(parent.run(child.run), child.k, "open", author=f"agent:{child.spec.agent}"),
+            origin=self._origin(parent.run(child.run), child.k, "open", author),
             message_id=BRIEF,
-            author=f"agent:{self._author(child)}",
+            author=author,
             content=(Part(text=order.said if order else GONE),),
             specs={child.spec.agent: child.spec},
             agent=child.spec.agent,
@@ -165,7 +166,9 @@ class Delegation:
         told = ChildEnded(run=parent.run, call_id=parent.call_id, k=parent.k, status="cancelled")
         for recorded in await self._ledger.events():
             match recorded.event.data:
-                case RunEnded() as ended if ended.run == 1:
+                case ModelReplied(run=1) | ChildEnded(run=1) as used:
+                    told = msgspec.structs.replace(told, usage=told.usage + used.usage)
+                case RunEnded(run=1) as ended:
                     return msgspec.structs.replace(
                         told,
                         status=ended.status,
@@ -174,9 +177,7 @@ class Delegation:
                         error=ended.error,
                         usage=ended.usage,
                     )
-                case MessageWithdrawn() as withdrawn if withdrawn.run == 1:
-                    return told
-                case SessionDeleted():
+                case MessageWithdrawn(run=1) | SessionDeleted():
                     return told
                 case _:
                     pass

@@ -353,8 +353,9 @@ class Drive:
                 await self._delegation.drop(effect.session)
             case TellParent():
                 told = await self._delegation.tell(effect.parent)
-                origin = self._ledger.own_origin(derive(effect.key, "told"))
-                await self._ledger.store(effect.key, ReportRun(origin=origin, run=effect.run, told=told))
+                if not self._session.deleted:
+                    origin = self._ledger.own_origin(derive(effect.key, "told"))
+                    await self._ledger.store(effect.key, ReportRun(origin=origin, run=effect.run, told=told))
             case _:
                 assert_never(effect)
         await self._ledger.look()
@@ -388,9 +389,13 @@ class Drive:
                 fact = RunSteered(run=effect.run, attempt=effect.attempt, message_ids=effect.message_ids)
                 await self._record(effect.key, fact)
             case Park():
-                fact = await self._mine.ask(effect)
-                key = effect.key if isinstance(fact, RunWaiting) else f"{effect.key}:{fact.call_id}"
-                await self._record(key, fact)
+                match await self._mine.ask(effect):
+                    case None:
+                        await self._ledger.look()
+                    case RunWaiting() as waiting:
+                        await self._record(effect.key, waiting)
+                    case ToolReturned() as returned:
+                        await self._record(f"{effect.key}:{returned.call_id}", returned)
             case Expire():
                 origin = await self._ledger.origin(self._run(effect.run), derive(effect.key))
                 now = self._equipment.now()

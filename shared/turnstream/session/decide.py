@@ -172,8 +172,6 @@ def _of_deleted(command: Command, session: Session) -> Decision | None:
             return Decision(event)
         case EraseSession():
             return None
-        case ReportRun() if not deleted.erased:
-            return _report(command, session)
         case DeleteSession() if deleted.mode == "erase" or _is_repeat(command, deleted):
             return None
         case _:

@@ -75,8 +75,7 @@ def evolve(session: Session, recorded: Recorded) -> Session:
     event = recorded.event
     data = event.data
     if session.deleted and not isinstance(data, SessionErased):
-        unreported = session.unreported and not isinstance(data, RunReported)
-        return msgspec.structs.replace(session, seq=recorded.seq, unreported=unreported)
+        return msgspec.structs.replace(session, seq=recorded.seq)
     if event.idempotency_key is not None:
         session = _remember(session, recorded, event.idempotency_key)
     session = msgspec.structs.replace(

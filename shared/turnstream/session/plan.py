@@ -129,7 +129,8 @@ class DropChild(_Effect, frozen=True, kw_only=True):
 
 
 class TellParent(_Effect, frozen=True, kw_only=True):
-    """The run that this session was made for has ended: whoever delegated it is told, once."""
+    """The run that this session was made for has ended: whoever delegated it is told. Of a deleted session that is no
+    fact of its own: a drive does it once, before it erases."""
 
     parent: Parent
 
