@@ -17,6 +17,7 @@ from turnstream.session.errors import Code, Rejected
 from turnstream.session.events import (
     NO_POLICY,
     TYPES,
+    ChildEnded,
     Event,
     Fact,
     Opens,
@@ -27,6 +28,7 @@ from turnstream.session.events import (
     SessionUpdated,
     Spec,
     Title,
+    ToolCall,
     Unknown,
 )
 from turnstream.session.fold import fold
@@ -43,6 +45,8 @@ DOCUMENTS = (
 )
 KEY = SessionKey("default", "s1")
 ANN, RUNNER = "user:ann", "runner:one"
+BY_RUNNERS = {"start_run", "record", "expire_request", "title_session", "end_child", "report_run"}
+"""The commands that a runner gives."""
 EMPTY = {"policy", "metadata", "usage", "step_usage"}
 """Objects that say nothing if they have no fields."""
 SEES = {"given", "seen_by", "sees"}
@@ -95,7 +99,7 @@ def history_of(case: Mapping[str, Any]) -> list[Recorded]:
             id=given.get("id", f"event {seq}"),
             key=KEY,
             data=fact_of(given),
-            actor=RUNNER if given["type"].startswith(("run.", "tool.", "model.")) else ANN,
+            actor=RUNNER if given["type"].startswith(("run.", "tool.", "model.", "child.")) else ANN,
             time=at * 1000,
             idempotency_key=given.get("key"),
             body_digest=given.get("body"),
@@ -113,7 +117,7 @@ def command_of(case: Mapping[str, Any], specs: Mapping[str, Spec], last: int) ->
     at = fields.pop("at", last + 1)
     origin = Origin(
         id=fields.pop("id", "command"),
-        actor=fields.pop("actor", RUNNER if name in ("start_run", "record", "expire_request") else ANN),
+        actor=fields.pop("actor", RUNNER if name in BY_RUNNERS else ANN),
         time=round(at * 1000),
         idempotency_key=fields.pop("key", None),
         body_digest=fields.pop("body", None),
@@ -160,6 +164,14 @@ def record(origin: Origin, fields: dict[str, Any], specs: Mapping[str, Spec]) ->
     return commands.RecordFact(origin=origin, fact=fact_of(fields), takes_over=by)  # pyright: ignore[reportArgumentType]
 
 
+def act(origin: Origin, fields: dict[str, Any], specs: Mapping[str, Spec]) -> Command:
+    return commands.Act(origin=origin, action=msgspec.convert(fields["action"], ToolCall), specs=specs)
+
+
+def end_child(origin: Origin, fields: dict[str, Any], specs: Mapping[str, Spec]) -> Command:
+    return commands.EndChild(origin=origin, ended=msgspec.convert(fields, ChildEnded))
+
+
 def expire_request(origin: Origin, fields: dict[str, Any], specs: Mapping[str, Spec]) -> Command:
     return commands.ExpireRequest(origin=origin, now=origin.time, **fields)
 
@@ -180,6 +192,10 @@ COMMANDS: dict[str, Any] = {
     "post_message": post_message,
     "withdraw_message": plain(commands.WithdrawMessage),
     "retry_session": with_specs(commands.RetrySession),
+    "act": act,
+    "title_session": plain(commands.TitleSession),
+    "end_child": end_child,
+    "report_run": plain(commands.ReportRun),
     "cancel_run": plain(commands.CancelRun),
     "answer_request": plain(commands.AnswerRequest),
     "expire_request": expire_request,
@@ -321,7 +337,7 @@ def test_every_status_and_trigger_occurs() -> None:
     ends = {fact["data"]["status"] for fact in facts if fact["type"] == "run.ended"}
     assert ends == {"completed", "failed", "cancelled", "timed_out"}
     triggers = {fact["data"].get("trigger", "message") for fact in facts if fact["type"] == "run.started"}
-    assert triggers == {"message", "reply", "answers", "recovery", "handover", "leftover", "retry"}
+    assert triggers == {"message", "reply", "answers", "recovery", "handover", "leftover", "retry", "action"}
 
 
 def test_the_format_names_every_command() -> None:

@@ -31,7 +31,7 @@ from tests.core.scenario import (
 )
 
 from turnstream.session.events import PolicyData, Wake
-from turnstream.session.plan import CallModel, CallTool, End, Start, blocked_by
+from turnstream.session.plan import CallModel, CallTool, End, Entitle, Start, blocked_by
 
 PARALLEL = PolicyData(on_busy="parallel")
 SECOND = Wake(work=8, cause=30, delivery=1)
@@ -51,7 +51,7 @@ def test_s03_two_runs_run_and_each_drive_minds_its_own() -> None:
     assert session.planned(DRIVE) == (CallModel(key="default/s1.1:1", run=1, attempt=1, step=1),)
     assert session.planned(OTHER) == (CallModel(key="default/s1.2:1", run=2, attempt=1, step=1),)
     done = session.when(record(ended(2))).then(ended(2), wakes=())
-    assert done.given.planned(OTHER) == ()
+    assert done.given.planned(OTHER) == (Entitle(key="default/s1:title", run=2, spec=spec()),), "and nothing of run 1"
     done.and_when(record(ended(1))).then(ended(1))
 
 

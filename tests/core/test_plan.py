@@ -27,7 +27,7 @@ from tests.core.scenario import (
 )
 
 from turnstream.ids import derive
-from turnstream.session.events import Error, Fact, Limits, ToolCall, Wake
+from turnstream.session.events import Error, Fact, Limits, SessionUpdated, Title, ToolCall, Wake
 from turnstream.session.plan import CallModel, CallTool, Drive, End, Settle, Start, blocked_by, next_due
 from turnstream.session.state import Call, call_digest
 
@@ -40,6 +40,7 @@ QUEUED = (opened(), posted("m1", 1))
 RUNNING = (*QUEUED, started(1, 1, "m1"))
 CALLING = (*RUNNING, replied(1, 1, "a", "b"))
 IDLE = (*RUNNING, ended(1))
+TITLED = SessionUpdated(title=Title(text="Walls", source="agent"))
 
 
 def call(name: str, **fields: Any) -> Call:
@@ -65,7 +66,7 @@ def test_a21_an_accepted_message_is_in_the_log_and_any_drive_starts_it() -> None
         assert (start.run, start.attempt, start.message_ids) == (1, 1, ("m1",))
 
 
-@pytest.mark.parametrize("facts", [(), (opened(),), IDLE, (*QUEUED, withdrawn("m1", 1))])
+@pytest.mark.parametrize("facts", [(), (opened(),), (*IDLE, TITLED), (*QUEUED, withdrawn("m1", 1))])
 def test_nothing_is_planned_where_nothing_waits(facts: tuple[Fact, ...]) -> None:
     assert given(*facts).planned() == ()
 

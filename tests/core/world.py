@@ -19,6 +19,7 @@ from turnstream.session.commands import (
     RecordFact,
     RunFact,
     StartRun,
+    TitleSession,
 )
 from turnstream.session.decide import decide
 from turnstream.session.decision import Decision
@@ -60,6 +61,7 @@ from turnstream.session.plan import (
     Drive,
     Effect,
     End,
+    Entitle,
     Erase,
     Expire,
     Park,
@@ -224,6 +226,10 @@ class World:
                 return ExpireRequest(origin=words, run=effect.run, request=effect.request, now=self.now)
             case Erase():
                 return EraseSession(origin=self._origin(drive, derive(effect.key)), events_removed=len(self.log))
+            case Entitle():
+                return TitleSession(
+                    origin=self._origin(drive, derive(effect.key)), text="a title" if choice % 2 else None
+                )
             case _:
                 fact = _come_of(session, effect, choice)
                 name = derive(effect.key, fact.attempt, type(fact).__name__, getattr(fact, "call_id", ""))

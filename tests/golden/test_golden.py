@@ -21,6 +21,8 @@ from turnstream.session.events import (
     Answers,
     Ask,
     Blob,
+    ChildEnded,
+    ChildStarted,
     DeleteData,
     Error,
     Event,
@@ -33,7 +35,10 @@ from turnstream.session.events import (
     ModelReplied,
     OnMessageData,
     Opens,
+    Parent,
     Part,
+    PlanChanged,
+    PlanItem,
     PolicyData,
     Queued,
     Recorded,
@@ -42,6 +47,7 @@ from turnstream.session.events import (
     RunCancelRequested,
     RunEnded,
     RunReleased,
+    RunReported,
     RunRequested,
     RunStarted,
     RunSteered,
@@ -103,6 +109,8 @@ WIDER = msgspec.structs.replace(
     policy=POLICY,
     durable=True,
 )
+NARROWED = msgspec.structs.replace(SPEC, tools=("search",))
+PARENT = Parent(session="s0", run=3, call_id="c1", k=2, schema={"type": "object", "required": ["n"]})
 USAGE = Usage(input_tokens=10, output_tokens=20, reasoning_tokens=5, cached_tokens=2)
 
 FACTS: dict[str, Fact] = {
@@ -110,12 +118,14 @@ FACTS: dict[str, Fact] = {
         agent=OPENS.agent, title=OPENS.title, metadata=OPENS.metadata, policy=OPENS.policy, one_shot=True
     ),
     "session.opened.bare": SessionOpened(),
+    "session.opened.child": SessionOpened(agent="poet", parent=PARENT),
     "session.updated": SessionUpdated(
         title=Title(text="A poem", source="user"),
         agent="painter",
         metadata={},
         policy=PolicyData(on_busy="reject"),
     ),
+    "session.updated.untitled": SessionUpdated(untitled=True),
     "message.posted": MessagePosted(
         message_id="m1",
         author="user:ann",
@@ -156,6 +166,20 @@ FACTS: dict[str, Fact] = {
     "message.posted.notice": MessagePosted(
         message_id="m3", author="program:cron", kind="notice", content=(Part(text="backup done"),)
     ),
+    "message.posted.context": MessagePosted(
+        message_id="m8",
+        author="user:ann",
+        content=(Part(text="what is this?"),),
+        context="the window shows <b>a wall</b>",
+        starts=Starts(run=1, spec=SPEC),
+    ),
+    "message.posted.brief": MessagePosted(
+        message_id="brief",
+        author="agent:boss",
+        content=(Part(text="Write a poem."),),
+        opens=Opens(agent="poet", parent=Parent(session="s0", run=3, call_id="c1", k=1)),
+        starts=Starts(run=1, spec=NARROWED),
+    ),
     "message.withdrawn": MessageWithdrawn(message_id="m2", by="user:ann", run=2),
     "run.started": RunStarted(
         run=1,
@@ -175,7 +199,13 @@ FACTS: dict[str, Fact] = {
         message_ids=("m5", "m8"),
         model="demo",
     ),
+    "run.started.action": RunStarted(
+        run=5, attempt=1, runner="runner:one", wake=Wake(work=13, cause=21, delivery=1), trigger="action", model="demo"
+    ),
     "run.requested": RunRequested(run=4, spec=SPEC, message_ids=("m1", "m5"), retry_of=3),
+    "run.requested.action": RunRequested(
+        run=5, spec=SPEC, trigger="action", action=ToolCall(id="c1", name="weather", arguments='{"city": "Köln"}')
+    ),
     "run.released": RunReleased(run=1, attempt=1),
     "run.steered": RunSteered(run=1, attempt=1, message_ids=("m5", "m8")),
     "run.waiting": RunWaiting(
@@ -203,6 +233,11 @@ FACTS: dict[str, Fact] = {
             ),
             Ask(request="s1.1.q3", kind="question", call_id="c3", prompt="Why?"),
         ),
+    ),
+    "run.waiting.children": RunWaiting(
+        run=1,
+        attempt=1,
+        requests=(Ask(request="s1.1.q1", kind="child", call_id="c1", prompt="s1--1-1"),),
     ),
     "request.answered": RequestAnswered(run=1, request="s1.1.q1", answer="blau", by="user:ann"),
     "request.answered.approval": RequestAnswered(
@@ -233,12 +268,57 @@ FACTS: dict[str, Fact] = {
         usage=Usage(input_tokens=1, cost=1_500),
         blob=BLOB,
     ),
+    "model.replied.delegates": ModelReplied(
+        run=1,
+        attempt=1,
+        step=1,
+        tool_calls=(ToolCall(id="c1", name="delegate", arguments='{"brief":"Write a poem."}', asks="child"),),
+    ),
+    "model.replied.misfit": ModelReplied(
+        run=1, attempt=1, step=2, content="forty-two", misfit='"forty-two" is not of type "object"'
+    ),
     "tool.started": ToolStarted(run=1, attempt=1, call_id="c1"),
     "tool.returned": ToolReturned(
         run=1, attempt=1, call_id="c1", status="ok", output='{"temperature": 7}', blob=BLOB, duration=300
     ),
     "tool.returned.error": ToolReturned(run=1, attempt=1, call_id="c2", status="error", error="no such city"),
     "tool.returned.denied": ToolReturned(run=1, attempt=2, call_id="c2", status="denied", error="it is the last copy"),
+    "child.started": ChildStarted(
+        run=1, attempt=1, call_id="c1", k=1, child_session="s1--1-1", brief="cd" * 16, spec=NARROWED
+    ),
+    "child.started.detached": ChildStarted(
+        run=1,
+        attempt=2,
+        call_id="c2",
+        k=2,
+        child_session="s1--1-2",
+        wait=False,
+        spec=msgspec.structs.replace(SPEC, tools=()),
+    ),
+    "child.ended": ChildEnded(
+        run=1, call_id="c1", k=1, status="completed", output="Grüße aus Köln", blob=BLOB, usage=USAGE
+    ),
+    "child.ended.late": ChildEnded(
+        run=1,
+        call_id="c2",
+        k=2,
+        status="failed",
+        error=Error(code="child_failed", message="3 answers did not fit the schema"),
+        late=True,
+    ),
+    "run.reported": RunReported(run=1),
+    "run.reported.nobody": RunReported(run=1, told=False),
+    "plan.changed": PlanChanged(
+        items=(
+            PlanItem(id="1", text="Wände streichen", status="completed"),
+            PlanItem(id="b", text="dann die Decke", status="in_progress"),
+            PlanItem(id="3", text="lüften"),
+        ),
+        run=1,
+        attempt=1,
+        call_id="c3",
+    ),
+    "plan.changed.empty": PlanChanged(items=(), run=2, attempt=1, call_id="c1"),
     "run.cancel_requested.disconnected": RunCancelRequested(run=1, by="system", error="client_disconnected"),
     "run.cancel_requested": RunCancelRequested(run=1, by="user:ann", reason="changed my mind"),
     "run.ended": RunEnded(
@@ -273,6 +353,7 @@ FACTS: dict[str, Fact] = {
     ),
     "session.deleted": SessionDeleted(mode="detach", by="user:ann"),
     "session.deleted.queue": SessionDeleted(mode="erase", by="user:ann", queue="gpu", last_run=4),
+    "session.deleted.counted": SessionDeleted(mode="detach", by="user:ann", last_run=4, events=17),
     "session.erased": SessionErased(
         mode="erase", by="user:ann", events_removed=17, last_run=4, deleted_at=1_790_000_000_000
     ),
@@ -323,7 +404,7 @@ def defaults() -> dict[str, Any]:
     """The default of every field of an event's data, as JSON."""
     said = (Title, Part, Opens, PolicyData, OnMessageData, HistoryData, DeleteData)
     routed = (Starts, Queued, Steers, Answered, Answers, Leftover)
-    parts = (*said, *routed, Usage, Limits, Spec, Error, Blob, Wake, ToolCall, Ask)
+    parts = (*said, *routed, Usage, Limits, Spec, Error, Blob, Wake, ToolCall, Ask, Parent, PlanItem)
     found = {
         f"{struct.__name__}.{field.name}": None if field.required else default(field)
         for struct in (*TYPES.values(), *parts)
