@@ -36,6 +36,7 @@ from turnstream.session.fold import evolve
 from turnstream.session.policy import resolve
 from turnstream.session.recent import Recent
 from turnstream.session.state import Run, Session, has_edge, request_id
+from turnstream.session.turns import Turns
 from turnstream_projector.findings import Findings, Kind
 
 
@@ -63,7 +64,7 @@ class Checker:
         after = evolve(session, recorded)
         nothing = Recent(0)
         self._sessions[key] = msgspec.structs.replace(
-            after, receipts=nothing, messages=nothing, closed=nothing, turn_blocks=(), opening=None
+            after, receipts=nothing, messages=nothing, closed=nothing, turn_blocks=Turns(), opening=None
         )
 
     def _check_chain(self, session: Session, recorded: Recorded) -> None:

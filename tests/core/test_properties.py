@@ -28,6 +28,7 @@ from tests.core.scenario import (
 )
 from tests.core.world import ASKED, SPECS, World, Writer, due
 
+from turnstream.session import snapshot
 from turnstream.session.commands import Command, RecordFact, RunFact, StartRun, TakeOver
 from turnstream.session.decision import Decision
 from turnstream.session.events import (
@@ -359,6 +360,19 @@ def test_any_prefix_and_the_rest_fold_to_the_same(
     log = play(story, policy).log
     middle = data.draw(st.integers(0, len(log)))
     assert fold(fold(Session(key=KEY), log[:middle]), log[middle:]) == fold(Session(key=KEY), log)
+
+
+@settings(max_examples=60)
+@for_all(stories(FOUL), st.sampled_from(POLICIES), st.data())
+def test_a_snapshot_of_any_prefix_and_the_rest_fold_to_the_same(
+    story: list[tuple[Act, int, int]], policy: PolicyData, data: st.DataObject
+) -> None:
+    log = play(story, policy).log
+    middle = data.draw(st.integers(1, len(log)))
+    stored = snapshot.encode(fold(Session(key=KEY), log[:middle]), log[middle - 1])
+    found = snapshot.decode(stored, KEY)
+    assert found is not None
+    assert fold(found.session, log[middle:]) == fold(Session(key=KEY), log)
 
 
 @settings(max_examples=40)

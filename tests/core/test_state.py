@@ -28,6 +28,7 @@ from tests.core.scenario import (
     record_as,
     released,
     replied,
+    requested,
     resumed,
     returned,
     started,
@@ -41,7 +42,8 @@ from tests.core.scenario import (
 
 from turnstream.session.events import Fact, Recorded, SessionUpdated, Unknown, Usage, Wake
 from turnstream.session.fold import evolve, fold
-from turnstream.session.state import REMEMBERED, Session, Turn
+from turnstream.session.state import REMEMBERED, Session
+from turnstream.session.turns import Turn
 
 REDELIVERED = Wake(work=WAKE.work, cause=WAKE.cause, delivery=2)
 RUNNING = (opened(), posted("m1", 1), started(1, 1, "m1"))
@@ -88,6 +90,30 @@ def test_many_turns_keep_their_order() -> None:
     for n in range(1, 301):
         facts += [posted(f"m{n}", n), started(n, 1, f"m{n}"), ended(n)]
     assert [turn.run for turn in given(*facts).session.turns] == list(range(1, 301))
+
+
+def test_an_event_before_the_end_of_a_run_is_known() -> None:
+    """Of a run that was started its first; of another one that of a run that was requested before it."""
+    story: list[Fact] = [opened(), posted("m1", 1), started(1, 1, "m1"), queued("m2", 2), ended(1)]
+    story += [withdrawn("m2", 2), posted("m3", 3), started(3, 1, "m3"), ended(3)]
+    session = given(*story).session
+    assert [turn.run for turn in session.turns] == [1, 3]
+    assert [session.before_end(n) for n in (1, 2, 3, 4)] == [20, 20, 70, 70]
+    assert given(opened(), queued("m1", 1), withdrawn("m1", 1)).session.before_end(1) == 0
+
+
+def test_a_run_knows_since_when_its_messages_may_have_been_said() -> None:
+    """A turn tried again is for the messages of the one that failed, a leftover for those that came too late."""
+    session = given(*RUNNING, steers("m2", 1), ended(1, "failed", leftover=left_over(2, "m2"))).session
+    assert [(run.n, run.requested_seq, run.since) for run in session.runs] == [(2, 50, 20)]
+    session = given(*RUNNING, ended(1, "failed"), requested(2, "m1", retry_of=1)).session
+    assert [(run.n, run.requested_seq, run.since) for run in session.runs] == [(2, 50, 20)]
+
+
+def test_an_open_call_knows_where_it_was_asked_for() -> None:
+    session = given(*RUNNING, asks(1, 1, 1, a="question"), waiting(1, ask("a", 1)), answered(1, 1, "yes")).session
+    (call,) = session.runs[0].open_calls
+    assert (call.request, call.asked_seq, call.closed_seq) == (1, 50, 60)
 
 
 def startable(*facts: Fact) -> list[int]:

@@ -52,16 +52,13 @@ from turnstream.session.state import (
     Request,
     Run,
     Session,
-    Turn,
     call_digest,
     clock_stands,
     has_edge,
     request_id,
     said,
 )
-
-TURNS = 64
-"""How many turns lie in one block: ending a turn copies the last block, not all turns."""
+from turnstream.session.turns import Turn
 
 
 def fold(session: Session, events: Iterable[Recorded]) -> Session:
@@ -190,8 +187,8 @@ def _posted(session: Session, recorded: Recorded, data: MessagePosted) -> Sessio
     session = msgspec.structs.replace(session, messages=session.messages.add(data.message_id, data.run))
     if routing := data.routing:
         # What starts beside a live run waits for nobody, and takes nobody's turn.
-        in_line = data.starts is None or not session.live
-        run = _requested(recorded, routing.run, routing.spec, (data.message_id,), data.author, in_line=in_line)
+        ids, in_line = (data.message_id,), data.starts is None or not session.live
+        run = _requested(recorded, routing.run, routing.spec, ids, data.author, recorded.seq, in_line=in_line)
         if data.queued and (interrupted := session.run(data.queued.interrupts)):
             place = session.runs.index(interrupted) + 1
             session = _cancel_children(_with(session, interrupted, None, cancel=True), interrupted.n)
@@ -215,6 +212,7 @@ def _requested(
     spec: Spec,
     message_ids: tuple[str, ...],
     author: str,
+    since: int,
     *,
     trigger: Requested = "message",
     in_line: bool = True,
@@ -228,16 +226,17 @@ def _requested(
         in_line=in_line,
         requested_seq=recorded.seq,
         requested_at=recorded.time,
+        since=since,
         size=recorded.size,
     )
 
 
 def _run_requested(session: Session, recorded: Recorded, data: RunRequested) -> Session:
     """A turn that is tried again goes on for the author whose it was; an action is the person's who does it."""
-    author = recorded.event.actor
+    author, since = recorded.event.actor, recorded.seq
     if data.trigger == "retry" and session.last_ended:
-        author = session.last_ended.author
-    run = _requested(recorded, data.run, data.spec, data.message_ids, author, trigger=data.trigger)
+        author, since = session.last_ended.author, session.last_ended.since
+    run = _requested(recorded, data.run, data.spec, data.message_ids, author, since, trigger=data.trigger)
     if call := data.action:
         made = Call(call.id, call.name, call_digest(call), asks=call.asks)
         run = msgspec.structs.replace(run, open_calls=(made,), reply_seq=recorded.seq, tool_calls=1)
@@ -388,8 +387,11 @@ def _waiting(session: Session, recorded: Recorded, data: RunWaiting) -> Session:
             for number, ask in enumerate(data.requests, 1)
         ]
     )
-    number = {request.call_id: request.k for request in requests}
-    calls = tuple([msgspec.structs.replace(call, request=number.get(call.id, 0)) for call in run.open_calls])
+    asked = {request.call_id: (request.k, request.asked_seq) for request in requests}
+    calls: list[Call] = []
+    for call in run.open_calls:
+        number, seq = asked.get(call.id, (0, 0))
+        calls.append(msgspec.structs.replace(call, request=number, asked_seq=seq))
     stands = clock_stands(run, requests)
     return _with(
         session,
@@ -399,7 +401,7 @@ def _waiting(session: Session, recorded: Recorded, data: RunWaiting) -> Session:
         parked=all(request.kind == "child" for request in requests),
         asked=run.asked + len(requests),
         requests=requests,
-        open_calls=calls,
+        open_calls=tuple(calls),
         left=max(run.deadline - recorded.time, 0) if run.deadline is not None and stands else run.left,
         deadline=None if stands else run.deadline,
         recoveries=0,
@@ -528,7 +530,7 @@ def _run_ended(session: Session, run: Run, recorded: Recorded, data: RunEnded) -
         place = session.place_of_leftover(run.n)
         in_line = run.in_line or place > 0  # what waited for nobody leaves what waits for nobody
         takes = _requested(
-            recorded, left.run, left.spec, left.message_ids, run.author, trigger="leftover", in_line=in_line
+            recorded, left.run, left.spec, left.message_ids, run.author, run.since, trigger="leftover", in_line=in_line
         )
         session = _with_run(session, takes, place)
     return session
@@ -542,18 +544,13 @@ def _ended(session: Session, run: Run, recorded: Recorded, status: RunStatus) ->
         session,
         runs=tuple([other for other in session.runs if other is not run]),
         closed=closed,
-        last_ended=Ended(run.n, status, run.spec, run.message_ids, run.author),
+        last_ended=Ended(run.n, status, run.spec, run.message_ids, run.author, run.since),
         unreported=session.unreported or (session.parent is not None and run.n == 1),
     )
     if not run.taken:
         return session
     turn = Turn(run.n, run.requested_seq, run.size + recorded.size)
-    blocks = session.turn_blocks
-    if blocks and len(blocks[-1]) < TURNS:
-        blocks = (*blocks[:-1], (*blocks[-1], turn))
-    else:
-        blocks = (*blocks, (turn,))
-    return msgspec.structs.replace(session, turn_blocks=blocks)
+    return msgspec.structs.replace(session, turn_blocks=session.turn_blocks.add(turn))
 
 
 def _remember(session: Session, recorded: Recorded, key: str) -> Session:

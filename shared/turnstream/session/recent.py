@@ -13,7 +13,7 @@ V = TypeVar("V")
 BLOCK = 50
 
 
-class Recent(msgspec.Struct, Generic[V], frozen=True, gc=False):
+class Recent(msgspec.Struct, Generic[V], frozen=True, array_like=True, gc=False):
     """Remembers the last `keep` entries, and less than two blocks beyond."""
 
     keep: int

@@ -10,7 +10,6 @@ the README is checked against it.
 """
 
 from collections.abc import Iterable
-from itertools import chain
 from typing import Literal
 
 import msgspec
@@ -36,6 +35,7 @@ from turnstream.session.events import (
 )
 from turnstream.session.policy import Policy, resolve
 from turnstream.session.recent import Recent
+from turnstream.session.turns import Turn, Turns
 
 BRACKETS = 200
 """So many in a call's arguments, and they are read; each may be a level."""
@@ -91,8 +91,9 @@ def has_edge(status: RunStatus, event: str, to: RunStatus) -> bool:
 class Call(msgspec.Struct, frozen=True):
     """A tool call that has no result yet. `started` is the attempt that began it (only of tools that are not
     idempotent), else 0. `digest` is of its name and arguments. `asks`: what has to be there first; `closed` how that
-    came out, by the event `closed_seq`; `request` is the number of the request, 0 before it is asked; `child` the
-    number of the child, 0 before there is one; `wait` whether the call returns only when the child has ended."""
+    came out, by the event `closed_seq`; `request` is the number of the request, asked by the event `asked_seq`, both 0
+    before it is asked; `child` the number of the child, 0 before there is one; `wait` whether the call returns only
+    when the child has ended."""
 
     id: str
     name: str
@@ -102,6 +103,7 @@ class Call(msgspec.Struct, frozen=True):
     request: int = 0
     closed: "Closing | None" = None
     closed_seq: int = 0
+    asked_seq: int = 0
     child: int = 0
     wait: bool = True
 
@@ -123,7 +125,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     on_expiry: OnExpiry = "fail"
 
 
-class Closed(msgspec.Struct, frozen=True):
+class Closed(msgspec.Struct, frozen=True, array_like=True):
     """A request that is not open any more, since event `seq`: how, and what was said (a digest)."""
 
     seq: int
@@ -153,6 +155,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Whose message asked for it."""
     requested_seq: int
     requested_at: int
+    since: int = 0
+    """None of its messages was said before the event of this sequence. They may be older than the run."""
     trigger: Requested = "message"
     in_line: bool = True
     """Whether it waits until the runs before it have ended."""
@@ -257,15 +261,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return next((request for request in self.requests if request.k == k), None)
 
 
-class Turn(msgspec.Struct, frozen=True):
-    """A run that has ended: where its events begin and how many bytes they have, so that history can start reading
-    where it needs to."""
-
-    run: int
-    seq: int
-    size: int
-
-
 class Ended(msgspec.Struct, frozen=True):
     """The run that ended last: what trying it again needs."""
 
@@ -274,6 +269,7 @@ class Ended(msgspec.Struct, frozen=True):
     spec: Spec
     message_ids: tuple[str, ...]
     author: str
+    since: int = 0
 
 
 class Deleted(msgspec.Struct, frozen=True):
@@ -290,7 +286,7 @@ class Deleted(msgspec.Struct, frozen=True):
     key: tuple[str, str | None] | None = None
 
 
-class Receipt(msgspec.Struct, frozen=True):
+class Receipt(msgspec.Struct, frozen=True, array_like=True):
     """The first answer to a command with an idempotency key."""
 
     seq: int
@@ -331,7 +327,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The queue of the run that was requested last: its runners look after the session."""
     last_ended: Ended | None = None
     deleted: Deleted | None = None
-    turn_blocks: tuple[tuple[Turn, ...], ...] = ()
+    turn_blocks: Turns = Turns()
+    """So that history can start reading where it needs to."""
     receipts: Recent[Receipt] = Recent(REMEMBERED)
     messages: Recent[int] = Recent(REMEMBERED)
     """The run that each message was routed to, 0 for none; `WITHDRAWN` of one that was withdrawn."""
@@ -351,7 +348,18 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def turns(self) -> tuple[Turn, ...]:
         """The runs that were started and have ended, in the order of their ends."""
-        return tuple(chain.from_iterable(self.turn_blocks))
+        return tuple(self.turn_blocks)
+
+    def before_end(self, n: int) -> int:
+        """The sequence of an event before the one that ended run `n`, 0 if none is known: the run's first, or that of
+        one that was requested before it."""
+        nearest = 0
+        for turn in reversed(self.turn_blocks):
+            if turn.run == n:
+                return turn.seq
+            if turn.run < n:
+                nearest = max(nearest, turn.seq)
+        return nearest
 
     def run(self, n: int) -> Run | None:
         """The run of this number if it has not ended."""
