@@ -21,7 +21,6 @@ from turnstream_api import checks
 from turnstream_api.api import Answer, Api, Caller
 from turnstream_api.checks import ExpectedSeq
 from turnstream_api.operation import Request
-from turnstream_api.paging import event_at
 
 SHOWN: Final = 0.5
 """Seconds that the views have at most to show it before this answers: who deletes and then lists shall not find it."""
@@ -80,7 +79,7 @@ async def read_receipt(api: Api, caller: Caller, request: ReadReceipt) -> Answer
 async def _receipt(api: Api, key: SessionKey) -> Receipt | None:
     """What the last event of the session says, if that is of its deletion."""
     session = await api.sessions.load(key)
-    last = await event_at(api.log, key, session.seq) if session.deleted else None
+    last = await api.log.at(key, session.seq) if session.deleted else None
     match last.event.data if last else None:
         case SessionErased() as erased if last:
             return Receipt(

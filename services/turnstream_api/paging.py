@@ -23,10 +23,3 @@ async def read_after(
             raise
         async for events in log.read(key, broken.previous, at_least=at_least, page=page):
             yield events
-
-
-async def event_at(log: Log, key: SessionKey, seq: int) -> Recorded | None:
-    """The event of the session that has this sequence."""
-    async for events in read_after(log, key, seq - 1, page=1):
-        return events[0] if events[0].seq == seq else None
-    return None

@@ -19,7 +19,6 @@ from turnstream_api.api import Answer, Api, Caller, Stream
 from turnstream_api.checks import Cursor, ExpectedSeq, Limit, Wait
 from turnstream_api.errors import Problem, ProblemCode
 from turnstream_api.operation import Read, Request
-from turnstream_api.paging import event_at
 from turnstream_api.watched import Watched, watched
 
 REFUSALS: Final[tuple[ProblemCode, ...]] = (
@@ -157,7 +156,7 @@ async def _closed(api: Api, handled: Handled, origin: Origin, n: int, k: int | N
     session, recorded = handled.session, handled.recorded
     receipt = None if recorded else session.receipt(origin.idempotency_key)
     if receipt:
-        recorded = await event_at(api.log, session.key, receipt.seq)
+        recorded = await api.log.at(session.key, receipt.seq)
     if recorded and isinstance(data := recorded.event.data, RequestAnswered):
         return data.request, recorded.seq
     name = request_id(session, n, k or 1)

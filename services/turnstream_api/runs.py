@@ -31,7 +31,6 @@ from turnstream_api.checks import (
 from turnstream_api.errors import Problem
 from turnstream_api.messages import PostMessage, TextPart
 from turnstream_api.operation import Read, Request
-from turnstream_api.paging import event_at
 from turnstream_api.policies import OnBusy, Policy
 from turnstream_api.standing import OpenRequest, Outcome, standing_of
 
@@ -250,7 +249,7 @@ async def cancel_run(api: Api, caller: Caller, request: CancelRun) -> Answer:
     session, recorded = handled.session, handled.recorded
     receipt = None if recorded else session.receipt(origin.idempotency_key)
     if receipt:
-        recorded = await event_at(api.log, key, receipt.seq)
+        recorded = await api.log.at(key, receipt.seq)
     match recorded.event.data if recorded else None:
         case RunCancelRequested():
             state = "requested"

@@ -24,7 +24,6 @@ from turnstream.views.run_row import BY_DELETION, BY_WITHDRAWAL
 from turnstream_api.api import Api
 from turnstream_api.errors import Problem
 from turnstream_api.frames import Filter
-from turnstream_api.paging import event_at
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -105,7 +104,7 @@ async def requests_of(api: Api, session: Session, run: Run) -> tuple[OpenRequest
     """The run's open requests, as they were asked."""
     asked: dict[str, OpenRequest] = {}
     for seq in sorted({request.asked_seq for request in run.requests}):
-        recorded = await event_at(api.log, session.key, seq)
+        recorded = await api.log.at(session.key, seq)
         data = recorded.event.data if recorded else None
         for ask in data.requests if isinstance(data, RunWaiting) else ():
             asked[ask.request] = OpenRequest(

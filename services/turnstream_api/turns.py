@@ -17,7 +17,7 @@ from turnstream_api.api import Answer, Api, Caller, Stream
 from turnstream_api.checks import ExpectedSeq, Wait
 from turnstream_api.errors import Problem
 from turnstream_api.operation import Request
-from turnstream_api.paging import event_at, read_after
+from turnstream_api.paging import read_after
 from turnstream_api.watched import Watched, watched
 
 SCAN: Final = 5000
@@ -83,7 +83,7 @@ class _Stop:
         """What a stop with this key did, and what it left to do."""
         if receipt.body_digest != self._origin.body_digest:
             raise Rejected("key_reused", "this idempotency key was used with another body", seq=receipt.seq)
-        first = await event_at(self._api.log, self.session.key, receipt.seq)
+        first = await self._api.log.at(self.session.key, receipt.seq)
         correlation = first.event.correlation if first else None
         self._origin = self._next(correlation)
         looked = 0
@@ -157,7 +157,7 @@ async def retry_session(api: Api, caller: Caller, request: RetrySession) -> Answ
     replayed = recorded is None
     receipt = handled.session.receipt(origin.idempotency_key) if replayed else None
     if receipt:
-        recorded = await event_at(api.log, key, receipt.seq)
+        recorded = await api.log.at(key, receipt.seq)
     data = recorded.event.data if recorded else None
     if recorded is None or not isinstance(data, RunRequested):  # only a repeat is answered without an event
         raise Problem("internal_error", f"the retry in session {key.session} was not stored")

@@ -75,6 +75,17 @@ async def test_reading_begins_behind_a_sequence(log: Log, key: SessionKey) -> No
         assert [recorded.seq for recorded in await read(log, key, seq, at_least=seqs[-1])] == seqs[index + 1 :]
 
 
+async def test_an_event_is_found_by_its_sequence(log: Log, key: SessionKey) -> None:
+    seqs = await fill(log, key, 3)
+    other = SessionKey(key.account, f"{key.session}-other")
+    (another,) = await fill(log, other, 1)
+    for recorded in await read(log, key, at_least=seqs[-1]):
+        assert await log.at(key, recorded.seq) == recorded
+    assert await log.at(key, another) is None, "it is another session's"
+    assert await log.at(key, another + 1000) is None
+    assert await log.at(other, another) is not None
+
+
 async def test_a_long_session_is_read_in_pages(log: Log, key: SessionKey) -> None:
     seqs = await fill(log, key, 2 * PAGE + 10)
     pages = [page async for page in log.read(key, at_least=seqs[-1])]

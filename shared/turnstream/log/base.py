@@ -91,6 +91,11 @@ class Log(Protocol):
         """
         ...
 
+    async def at(self, key: SessionKey, seq: int) -> Recorded | None:
+        """The event of this sequence, None if the session has none there, by the word of who orders appends. Raises
+        `Unreadable`, `Unavailable`."""
+        ...
+
     async def last(self, key: SessionKey) -> int:
         """Sequence of the session's last event, 0 if there is none, by the word of who orders appends: unlike a read it
         never lags. Raises `Unavailable`."""

@@ -115,6 +115,10 @@ class JetStreamLog:
             if not await tries.another():
                 raise Unavailable(f"{key}: event {at_least} is stored, but the broker shows none after {last}")
 
+    async def at(self, key: SessionKey, seq: int) -> Recorded | None:
+        found = await self._stored(key, {"seq": seq})
+        return _recorded(found) if found and found.subject == _subject(key) else None
+
     async def last(self, key: SessionKey) -> int:
         found = await self._last(key)
         return found.seq if found else 0
@@ -152,7 +156,9 @@ class JetStreamLog:
 
     async def _last(self, key: SessionKey) -> Stored | None:
         """The session's last event, by the leader's word."""
-        which: dict[str, object] = {"last_by_subj": _subject(key)}
+        return await self._stored(key, {"last_by_subj": _subject(key)})
+
+    async def _stored(self, key: SessionKey, which: dict[str, object]) -> Stored | None:
         tries = _Tries(self._timeout)
         while True:
             try:
@@ -166,8 +172,7 @@ class JetStreamLog:
         found = await self._last(key)
         if found is None or _header(found, subjects.TYPE) not in (DELETED, ERASED):
             raise broken
-        previous = int(_header(found, EXPECTED) or UNGUARDED)
-        return codec.decode(found.data, seq=found.seq, previous=previous, time=parse_time(found.time))
+        return _recorded(found)
 
     async def _insist(self, write: "_Write", ack: "_Ack | None", tries: "_Tries") -> int:
         """Finds out what became of an append, and repeats it while nothing stands behind its `expected`."""
@@ -303,6 +308,11 @@ def _header(stored: Stored, wanted: str) -> str:
         if name == wanted:
             return value.strip()
     return ""
+
+
+def _recorded(stored: Stored) -> Recorded:
+    previous = int(_header(stored, EXPECTED) or UNGUARDED)
+    return codec.decode(stored.data, seq=stored.seq, previous=previous, time=parse_time(stored.time))
 
 
 def _linked(key: SessionKey, messages: list[Msg], after: int) -> list[Recorded]:

@@ -62,6 +62,9 @@ class MemoryLog:
         for start in range(0, len(behind), page):
             yield behind[start : start + page]
 
+    async def at(self, key: SessionKey, seq: int) -> Recorded | None:
+        return next((recorded for recorded in self._events.get(key, []) if recorded.seq == seq), None)
+
     async def last(self, key: SessionKey) -> int:
         events = self._events.get(key)
         return events[-1].seq if events else 0
