@@ -70,7 +70,8 @@ class Attempt:
     async def call_model(self, effect: CallModel, run: Run) -> RunFact:
         """What its provider wants back with this reply lies in the checkpoint before the reply is stored."""
         events = await self._ledger.events()
-        replies = [recorded for recorded in events if _is_reply(recorded, run.n)] if run.steps else []
+        own = await self._ledger.events(run.requested_seq) if run.steps else []
+        replies = [recorded for recorded in own if _is_reply(recorded, run.n)]
         call = ModelCall(
             key=self._ledger.key,
             run=run,
@@ -81,7 +82,7 @@ class Attempt:
             used=_call_ids(replies),
             traceparent=(await self._ledger.request(run)).traceparent,
         )
-        del events, replies
+        del events, own, replies
         fact, opaque = await call.perform(self._equipment.models, self._speech, self.partial)
         event_id = derive(effect.key, effect.attempt)
         if not isinstance(fact, ModelReplied):
@@ -149,10 +150,10 @@ class Attempt:
 
     async def take_answer(self, effect: Return) -> ToolReturned:
         """What came of a request or a child, as the result of the call."""
+        closed = await self._ledger.at(effect.call.closed_seq)
         if effect.call.child:
-            return delegation.result(effect, await self._ledger.at(effect.call.closed_seq))
-        request = request_id(self._ledger.session, effect.run, effect.call.request)
-        fact = requests.result(effect, await self._ledger.ask(request), await self._ledger.at(effect.call.closed_seq))
+            return delegation.result(effect, closed)
+        fact = requests.result(effect, await self._ledger.ask(effect.run, effect.call), closed)
         name = f"{effect.run}.{effect.attempt}.answer.{effect.call.request}"
         return await self._equipment.room.for_result(fact, self.put(name))
 
@@ -170,7 +171,7 @@ class Attempt:
         return requests.approval(call, request, digest=bound_to, timeout=self._role.agent.approval_timeout)
 
     async def _is_still_approved(self, effect: CallTool, call: ToolCall) -> bool:
-        ask = await self._ledger.ask(request_id(self._ledger.session, effect.run, effect.call.request))
+        ask = await self._ledger.ask(effect.run, effect.call)
         return ask.digest == self._role.tools.fingerprint(call.name, call.arguments)
 
 

@@ -5,13 +5,14 @@ Nothing here decides what to do. A refusal is answered by reading: the caller pl
 """
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, Literal, TypeVar
 
 from turnstream.broker.errors import BrokerFault
 from turnstream.ids import SessionKey
-from turnstream.log.base import Unavailable
+from turnstream.log.base import LogError, Unavailable
 from turnstream.log.feed import Feed
 from turnstream.log.handle import Sessions
 from turnstream.session.commands import Command, Origin, RecordFact, RunFact, TakeOver
@@ -29,7 +30,7 @@ from turnstream.session.events import (
     Wake,
 )
 from turnstream.session.fold import evolve
-from turnstream.session.state import Run, Session
+from turnstream.session.state import Call, Run, Session, request_id
 from turnstream.telemetry import get_logger
 
 log = get_logger()
@@ -61,7 +62,7 @@ class Ledger:
         self._now = now
         self._stir = stir
         self._events: list[Recorded] | None = None
-        """Every event up to the last one that was read or stored here; None: not at hand."""
+        """The newest events without a gap, up to the last one that is known; None: not at hand."""
         self._requests: dict[int, Event] = {}
         self._replies: dict[int, ModelReplied] = {}
         self._refused: dict[str, int] = {}
@@ -71,8 +72,7 @@ class Ledger:
         """Knows all that the wake-up is about. Where it was delivered before, what became of that is looked for in the
         log. Raises `LogError`."""
         known = self._sessions.recall(self.key, wake.cause) if wake.cause and wake.delivery == 1 else None
-        self.session, events = known or await self._sessions.events(self.key, wake.cause)
-        self._events = list(events)
+        self.session, self._events = known or await self._sessions.latest(self.key, wake.cause)
 
     async def look(self) -> None:
         """Reads what is new. Raises `LogError`."""
@@ -92,7 +92,7 @@ class Ledger:
             return None
         recorded = handled.recorded
         if self._events is not None:
-            if recorded and self._events and self._events[-1].seq == recorded.previous:
+            if recorded and recorded.previous == self.session.seq:
                 self._events.append(recorded)
             else:
                 self._events = None
@@ -112,19 +112,31 @@ class Ledger:
         origin = await self.origin(run, event_id)
         stored = await self.store(effect, RecordFact(origin=origin, fact=fact, takes_over=takes_over))
         if stored is True:  # by an append whose answer was lost
-            events = await self.events()
+            events = await self.events(run.requested_seq)
             return next((recorded.event.data for recorded in reversed(events) if recorded.event.id == event_id), fact)
         return stored.event.data if stored else None
 
-    async def events(self) -> Sequence[Recorded]:
-        """Every event of the session, up to what is known of it at least."""
-        if self._events is None:
-            session, events = await persist(lambda: self._sessions.events(self.key, self.session.seq))
+    async def events(self, since: int = 0) -> Sequence[Recorded]:
+        """Every event of the session from the one with this sequence on (0: from the first), up to what is known of it
+        at least."""
+        events = self._events
+        if not events or (events[0].seq > since and events[0].previous):
+            session, events = await persist(lambda: self._sessions.events(self.key, self.session.seq, since))
             self._take(session)
-            if session.seq < self.session.seq:  # the feed was faster
-                return events
-            self._events = list(events)
-        return self._events
+            if session.seq == self.session.seq:  # else the feed was faster
+                self._events = events
+        return events[bisect_left(events, since, key=_seq) :]
+
+    async def at(self, seq: int) -> Recorded:
+        """The event at this sequence."""
+        events = self._events or []
+        place = bisect_left(events, seq, key=_seq)
+        if place < len(events) and events[place].seq == seq:
+            return events[place]
+        found = await persist(lambda: self._sessions.log.at(self.key, seq))
+        if found is None:
+            raise LogError(f"{self.key}: event {seq} is not there any more")
+        return found
 
     def forget_events(self) -> None:
         """Something takes long: they need not be held so long."""
@@ -132,34 +144,27 @@ class Ledger:
 
     async def request(self, run: Run) -> Event:
         """The event that requested the run."""
-        found = self._requests.get(run.n)
-        if found is None:
-            events = await self.events()
-            found = next(recorded.event for recorded in reversed(events) if recorded.seq == run.requested_seq)
-            self._requests[run.n] = found
-        return found
+        if run.n not in self._requests:
+            self._requests[run.n] = (await self.at(run.requested_seq)).event
+        return self._requests[run.n]
 
     async def call(self, reply_seq: int, call_id: str) -> ToolCall:
         """A call as the reply at this sequence asked for it, or the person who does it by himself."""
         reply = self._replies.get(reply_seq)
         if reply is None:
-            events = await self.events()
-            data = next(recorded.event.data for recorded in reversed(events) if recorded.seq == reply_seq)
+            data = (await self.at(reply_seq)).event.data
             if isinstance(data, RunRequested) and data.action:
                 return data.action
             assert isinstance(data, ModelReplied)
             reply = self._replies[reply_seq] = data
         return next(call for call in reply.tool_calls if call.id == call_id)
 
-    async def at(self, seq: int) -> Recorded:
-        """The event at this sequence."""
-        return next(recorded for recorded in reversed(await self.events()) if recorded.seq == seq)
-
-    async def ask(self, request: str) -> Ask:
-        """What was asked by this request."""
-        waits = (recorded.event.data for recorded in reversed(await self.events()))
-        asks = (ask for data in waits if isinstance(data, RunWaiting) for ask in data.requests)
-        return next(ask for ask in asks if ask.request == request)
+    async def ask(self, run: int, call: Call) -> Ask:
+        """What was asked for this call."""
+        data = (await self.at(call.asked_seq)).event.data
+        assert isinstance(data, RunWaiting)
+        name = request_id(self.session, run, call.request)
+        return next(ask for ask in data.requests if ask.request == name)
 
     async def origin(self, run: Run, event_id: str) -> Origin:
         """Whoever requested the run is the cause of all its facts."""
@@ -219,6 +224,10 @@ class Ledger:
             self.session = session
             if self._events is not None and (not self._events or self._events[-1].seq != session.seq):
                 self._events = None  # they do not show what the session knows
+
+
+def _seq(recorded: Recorded) -> int:
+    return recorded.seq
 
 
 async def persist(attempt: Callable[[], Awaitable[T]]) -> T:

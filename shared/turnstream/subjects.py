@@ -22,6 +22,8 @@ BLOBS = "blobs"
 CHUNKS = f"$O.{BLOBS}.C."
 CHECKPOINTS = "KV_checkpoints"
 """The stream of the KV bucket `checkpoints`."""
+SNAPSHOTS = "KV_snapshots"
+"""The stream of the KV bucket `snapshots`."""
 
 EVENTS = "ts.session.>"
 """Filter: the events of every session."""
@@ -143,6 +145,11 @@ def checkpoint(key: SessionKey, run: int | Literal["*"]) -> str:
     return f"$KV.checkpoints.{key.account}.{key.session}.{run}"
 
 
+def snapshot(key: SessionKey) -> str:
+    """What a session's events up to some point fold into."""
+    return f"$KV.snapshots.{key.account}.{key.session}"
+
+
 def api(account: str, operation: str) -> str:
     return f"ts.api.{account}.{operation}"
 
@@ -213,6 +220,7 @@ STREAMS = (
         no_ack=True,
     ),
     Stream(name=CHECKPOINTS, subjects=("$KV.checkpoints.>",), max_age=7 * 86400, allow_rollup_hdrs=True),
+    Stream(name=SNAPSHOTS, subjects=("$KV.snapshots.>",), allow_rollup_hdrs=True, allow_msg_ttl=True),
 )
 
 # An event that was lost on the way to a dispatcher comes again soon, but not while its timer is only held back.

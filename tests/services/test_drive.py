@@ -19,7 +19,7 @@ from tests.support.driving import (
 
 from turnstream.agents import Agent, Control, ToolContext, tool
 from turnstream.ids import SessionKey
-from turnstream.log.base import BrokenChain, Unavailable
+from turnstream.log.base import PAGE, BrokenChain, Unavailable
 from turnstream.log.handle import Sessions
 from turnstream.log.known import Known
 from turnstream.session.commands import DeleteSession
@@ -917,9 +917,9 @@ async def test_a_log_that_cannot_be_read_ends_the_drive() -> None:
 
 
 class Broken(CountingLog):
-    async def read(self, key: SessionKey, after: int = 0, *, at_least: int = 0):  # type: ignore[no-untyped-def]
-        page: list[Recorded] = [recorded async for events in super().read(key, after) for recorded in events]
-        yield page[:1]
+    async def read(self, key: SessionKey, after: int = 0, *, at_least: int = 0, page: int = PAGE):  # type: ignore[no-untyped-def]
+        events: list[Recorded] = [recorded async for some in super().read(key, after) for recorded in some]
+        yield events[:1]
         raise BrokenChain(key, 3, 2, 1)
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from turnstream.agents import Agent, Agents, Tool
 from turnstream.ids import SessionKey, derive
-from turnstream.log.base import Unavailable
+from turnstream.log.base import PAGE, Unavailable
 from turnstream.log.handle import Handled, Sessions
 from turnstream.log.known import Known
 from turnstream.log.memory import MemoryLog
@@ -68,12 +68,14 @@ class CountingLog(MemoryLog):
             raise Unavailable("the answer was lost")
         return seq
 
-    async def read(self, key: SessionKey, after: int = 0, *, at_least: int = 0) -> AsyncIterator[list[Recorded]]:
+    async def read(
+        self, key: SessionKey, after: int = 0, *, at_least: int = 0, page: int = PAGE
+    ) -> AsyncIterator[list[Recorded]]:
         self.reads += 1
         if self.away:
             raise Unavailable("away")
-        async for page in super().read(key, after, at_least=at_least):
-            yield page
+        async for some in super().read(key, after, at_least=at_least, page=page):
+            yield some
 
 
 class FakeWork:

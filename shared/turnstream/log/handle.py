@@ -8,28 +8,31 @@ Not here: what may be stored (`turnstream.session.decide`), and who listens (`fe
 """
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from turnstream.ids import SessionKey
 from turnstream.log import codec
-from turnstream.log.base import BrokenChain, Conflict, Log, Unavailable
+from turnstream.log.base import PAGE, BrokenChain, Conflict, Log, Unavailable
+from turnstream.log.folding import fold_page
 from turnstream.log.known import Known
+from turnstream.log.snapshots import EVERY, Snapshots
 from turnstream.session.commands import Command
 from turnstream.session.decide import decide
 from turnstream.session.decision import Decision
 from turnstream.session.errors import Rejected
 from turnstream.session.events import Recorded, SessionDeleted, SessionErased
-from turnstream.session.fold import evolve, fold
+from turnstream.session.fold import evolve
 from turnstream.session.state import Session
 
 ATTEMPTS = 100
 """How often one command is decided. Each conflict is another writer's success, so nobody comes near by honest means."""
 PAUSE = 0.05
 """Seconds before a session is read again of which the log knows less than was folded."""
-SLICE = 64
-"""Events that are folded before others get the event loop, which is under a millisecond (tests/bench/bench_log.py)."""
+FIRST = 16
+"""Events of a session that nothing is known of, before its snapshot is looked for: one that has no more needs none."""
 
 
 class Handled(msgspec.Struct, frozen=True):
@@ -42,7 +45,7 @@ class Handled(msgspec.Struct, frozen=True):
 class Sessions:
     """`known`: what is kept of sessions between two looks; several `Sessions` of one process may share it. `now`: the
     broker's time in milliseconds; dates an event that was just appended. `on_append` is told the seconds from the
-    command to the stored event."""
+    command to the stored event. `snapshots`: else every session that is not known is read whole."""
 
     def __init__(
         self,
@@ -50,6 +53,7 @@ class Sessions:
         *,
         now: Callable[[], int],
         known: Known | None = None,
+        snapshots: Snapshots | None = None,
         on_append: Callable[[float], None] | None = None,
         on_conflict: Callable[[], None] | None = None,
     ) -> None:
@@ -60,28 +64,37 @@ class Sessions:
         self._known = known or Known()
         self._folds = self._known.folds
         self._kept = self._known.kept
+        self._snapshots = snapshots
 
     async def load(self, key: SessionKey, at_least: int = 0) -> Session:
         """The session as of this read: what was folded before, and the tail. `at_least` is a sequence known to be
         stored. A session that does not exist has `seq` 0. Raises `LogError`."""
-        try:
-            return await self._load(key, at_least)
-        except BrokenChain as broken:
-            self._forget_another(key, broken)
-            return await self._load(key, at_least)
+        return (await self._load(key, at_least, hold=False))[0]
 
-    async def events(self, key: SessionKey, at_least: int = 0) -> tuple[Session, Sequence[Recorded]]:
-        """The session as of this read, and all of its events, oldest first. An event that this process appended itself
-        has no payload, and its time is an estimate. Raises `LogError`."""
-        try:
-            return await self._events_of(key, at_least)
-        except BrokenChain as broken:
-            self._forget_another(key, broken)
-            return await self._events_of(key, at_least)
+    async def latest(self, key: SessionKey, at_least: int = 0) -> tuple[Session, list[Recorded]]:
+        """The session as of this read, and its newest events, as many as are at hand: all of one that is short. What
+        this process has appended itself has no payload, and its time is an estimate. Raises `LogError`."""
+        session, read = await self._load(key, at_least, hold=True)
+        events = self._kept.get(key)
+        if events and events[-1].seq == session.seq:
+            return session, events
+        if not read or read[-1].seq != session.seq:
+            return session, []
+        if not session.deleted:
+            self._kept.keep(key, read)
+        return session, read
 
-    def recall(self, key: SessionKey, at_least: int) -> tuple[Session, Sequence[Recorded]] | None:
-        """The same without looking, where what is known reaches the event at this sequence: there may be newer ones,
-        of which whoever writes will hear."""
+    async def events(self, key: SessionKey, at_least: int = 0, since: int = 0) -> tuple[Session, list[Recorded]]:
+        """The session as of this read, and all of its events, oldest first, from the one with sequence `since` on (0:
+        from the first). Otherwise as `latest`."""
+        session, events = await self.latest(key, at_least)
+        if session.seq and not _reach(events, since):
+            session, events = await self._since(session, since)
+        return session, events[bisect_left(events, since, key=_seq) :]
+
+    def recall(self, key: SessionKey, at_least: int) -> tuple[Session, list[Recorded]] | None:
+        """What `latest` says, without looking, where what is known reaches the event at this sequence: there may be
+        newer ones, of which whoever writes will hear."""
         session, events = self._folds.get(key), self._kept.get(key)
         if session is None or not events or session.seq != events[-1].seq or session.seq < at_least:
             return None
@@ -100,7 +113,7 @@ class Sessions:
         """Takes in an event that came by the feed, if it is the direct successor of what is held."""
         session = self._folds.get(key)
         if session is not None and session.seq == recorded.previous:
-            self._folds.keep(evolve(session, recorded))
+            self._keep(evolve(session, recorded))
         if isinstance(recorded.event.data, SessionDeleted | SessionErased):
             self._kept.drop(key)
         else:
@@ -110,33 +123,74 @@ class Sessions:
         """Drops everything. After a reconnect the log may have lost its newest events (a power loss where the broker
         does not sync each write), and what was folded from them is no longer true."""
         self._known.clear()
+        if self._snapshots:
+            self._snapshots.forget()
 
-    async def _load(self, key: SessionKey, at_least: int) -> Session:
+    async def close(self) -> None:
+        """Ends what is done in the background."""
+        if self._snapshots:
+            await self._snapshots.close()
+
+    async def _load(self, key: SessionKey, at_least: int, *, hold: bool) -> tuple[Session, list[Recorded]]:
+        """The session, and with `hold` the events at its end that were read for that."""
+        try:
+            return await self._read(key, at_least, hold)
+        except BrokenChain as broken:
+            self._forget_another(key, broken)
+            return await self._read(key, at_least, hold)
+
+    async def _read(self, key: SessionKey, at_least: int, hold: bool) -> tuple[Session, list[Recorded]]:
         session = self._folds.get(key) or Session(key=key)
-        async for page in self.log.read(key, session.seq, at_least=at_least):
-            session = await _fold(session, page)
+        if not session.seq and _reach(events := self._kept.get(key), 0):  # they outlived their fold
+            session = await fold_page(session, events)
+        session, read = await self._read_on(session, at_least, hold or key in self._kept)
         if session.deleted:
             self._kept.drop(key)
-        return self._folds.keep(session)
+        else:
+            self._kept.extend(key, read)
+        return self._keep(session), read
 
-    async def _events_of(self, key: SessionKey, at_least: int) -> tuple[Session, Sequence[Recorded]]:
-        session = self._folds.get(key) or Session(key=key)
-        events = self._kept.get(key)
-        if events and session.seq < events[-1].seq:  # the fold was dropped before them
-            session = await _fold(session, events)
-        async for page in self.log.read(key, events[-1].seq if events else 0, at_least=at_least):
-            session = await _fold(session, page)
-            if events and page[0].previous != events[-1].seq:  # what was kept is removed from the log
-                events = []
+    async def _read_on(self, session: Session, at_least: int, hold: bool) -> tuple[Session, list[Recorded]]:
+        """If many events are new, the session may go on from a snapshot."""
+        key, read = session.key, list[Recorded]()
+        few = (EVERY if session.seq else FIRST) if self._snapshots else PAGE
+        async for page in self.log.read(key, session.seq, at_least=at_least, page=few):
+            session = await fold_page(session, page)
+            read += page if hold else ()
+            if self._snapshots and len(page) == few:
+                break
+        else:
+            return session, read
+        found = await self._snapshots.find(key)
+        if found and found.seq > session.seq:
+            session, read = found, []
+        async for page in self.log.read(key, session.seq, at_least=at_least):
+            session = await fold_page(session, page)
+            read += page if hold else ()
+        return session, read
+
+    async def _since(self, session: Session, since: int) -> tuple[Session, list[Recorded]]:
+        """The same session or a newer one, and its events from this one on; of one that is being removed, what is left
+        of them."""
+        key = session.key
+        first = await self.log.at(key, since) if since else None
+        events = [first] if first else []
+        async for page in self.log.read(key, since if first else 0, at_least=session.seq):
+            session = await fold_page(session, page)
             events += page
-        if events and events[-1].seq < session.seq:  # the fold was ahead of a replica that lags
-            return await self._events_of(key, session.seq)
-        self._folds.keep(session)
+        self._keep(session)
         if session.deleted:
             self._kept.drop(key)
         else:
             self._kept.keep(key, events)
         return session, events
+
+    def _keep(self, session: Session) -> Session:
+        """Answers with the newest fold known."""
+        session = self._folds.keep(session)
+        if self._snapshots:
+            self._snapshots.note(session)
+        return session
 
     def _forget_another(self, key: SessionKey, broken: BrokenChain) -> None:
         """Drops what is known of an erased session whose id another one has by now. Raises `broken` else."""
@@ -195,12 +249,21 @@ class Sessions:
         size = len(codec.encode(event))
         recorded = Recorded(seq=seq, previous=session.seq, time=self._now(), size=size, event=event)
         session = evolve(session, recorded)
-        self._folds.keep(session)
+        self._keep(session)
         if session.deleted:
             self._kept.drop(session.key)
         else:
             self._kept.add(session.key, recorded)
         return Handled(session, recorded)
+
+
+def _seq(recorded: Recorded) -> int:
+    return recorded.seq
+
+
+def _reach(events: Sequence[Recorded], since: int) -> bool:
+    """Whether they begin with this event or before it; 0: with the session's first."""
+    return bool(events) and (events[0].seq <= since or not events[0].previous)
 
 
 def _decide(command: Command, session: Session, confirmed: bool) -> Decision | None:
@@ -211,17 +274,3 @@ def _decide(command: Command, session: Session, confirmed: bool) -> Decision | N
         if confirmed:
             raise
         return None
-
-
-async def _fold(session: Session, page: list[Recorded]) -> Session:
-    """Leaves out what is folded already. What follows nothing and is newer is another session of an id that was
-    erased."""
-    if page and not page[0].previous and page[0].seq > session.seq:
-        session = Session(key=session.key)
-    if page and page[0].seq <= session.seq:
-        page = [recorded for recorded in page if recorded.seq > session.seq]
-    for start in range(0, len(page), SLICE):
-        session = fold(session, page[start : start + SLICE])
-        if len(page) > SLICE:
-            await asyncio.sleep(0)
-    return session

@@ -5,6 +5,7 @@ after the other instead of refusing each other.
 """
 
 import asyncio
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -92,7 +93,7 @@ class Folds:
 
 
 class Kept:
-    """All events of some sessions, up to a number of payload bytes. What is kept may end before the newest event."""
+    """The newest events of some sessions, without a gap, up to a number of payload bytes."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
@@ -109,12 +110,22 @@ class Kept:
         return events.copy()
 
     def keep(self, key: SessionKey, events: list[Recorded]) -> None:
-        known = self._events.get(key)
-        if not events or not self._budget or (known and known[-1].seq >= events[-1].seq):
-            return
-        new = events[len(known) :] if known else events
-        self._events[key] = events.copy()
-        self._grow(key, sum(recorded.size for recorded in new))
+        """In the place of what was kept of the session."""
+        self.drop(key)
+        if events and self._budget:
+            self._events[key] = events.copy()
+            self._grow(key, sum([recorded.size for recorded in events]))
+
+    def extend(self, key: SessionKey, read: list[Recorded]) -> None:
+        """If anything is kept of the session, with these too. What they do not follow is kept no longer."""
+        events = self._events.get(key)
+        if events and read and read[-1].seq > events[-1].seq:
+            new = read[bisect_right(read, events[-1].seq, key=_seq) :]
+            if new[0].previous != events[-1].seq:
+                self.drop(key)
+                return
+            events += new
+            self._grow(key, sum([recorded.size for recorded in new]))
 
     def add(self, key: SessionKey, recorded: Recorded) -> None:
         events = self._events.get(key)
@@ -126,6 +137,9 @@ class Kept:
             return
         events.append(recorded)
         self._grow(key, recorded.size)
+
+    def __contains__(self, key: SessionKey) -> bool:
+        return key in self._events
 
     def drop(self, key: SessionKey) -> None:
         if self._events.pop(key, None) is not None:
@@ -142,3 +156,7 @@ class Kept:
         self._events.move_to_end(key)
         while self._size > self._budget:
             self.drop(next(iter(self._events)))
+
+
+def _seq(recorded: Recorded) -> int:
+    return recorded.seq
