@@ -36,6 +36,7 @@ from turnstream.session.events import (
     Answered,
     Answers,
     Ask,
+    Attachment,
     Error,
     Event,
     Fact,
@@ -112,6 +113,11 @@ def posted(
 ) -> MessagePosted:
     starts = Starts(run=run, spec=by or spec())
     return MessagePosted(message_id=message, author=author, content=said(text), starts=starts, **fields)
+
+
+def attached(name: str = "notes.txt", **fields: Any) -> Attachment:
+    given = {"media_type": "text/plain", "size": 5, "sha256": "ab" * 32, "blob": f"default/s1/attachments/{name}"}
+    return Attachment(name=name, **given | fields)
 
 
 def queued(

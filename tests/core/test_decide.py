@@ -11,6 +11,7 @@ from tests.core.scenario import (
     QUEUE,
     REJECT,
     WAKE,
+    attached,
     cancel,
     cancel_requested,
     ended,
@@ -42,7 +43,16 @@ from tests.core.scenario import (
 )
 
 from turnstream.ids import derive
-from turnstream.session.events import Due, Opens, PolicyData, SessionOpened, SessionUpdated, Usage, Wake
+from turnstream.session.events import (
+    Due,
+    MessagePosted,
+    Opens,
+    PolicyData,
+    SessionOpened,
+    SessionUpdated,
+    Usage,
+    Wake,
+)
 
 OTHER_WAKE = Wake(work=8, cause=50, delivery=1)
 REDELIVERED = Wake(work=7, cause=20, delivery=2)
@@ -186,6 +196,17 @@ def test_a_notice_starts_nothing(session: tuple) -> None:
 def test_a_message_has_something_to_say(text: str, kind: str) -> None:
     given(opened()).when(post("m1", text, kind=kind)).then(rejected("invalid", field="content"))
     given(opened()).when(post("m1", kind=kind, content=())).then(rejected("invalid", field="content"))
+
+
+@pytest.mark.parametrize("kind", ["message", "notice"])
+def test_s32_an_attachment_is_something_to_say(kind: Any) -> None:
+    sent = post("m1", "", kind=kind, attachments=(attached(),), context="page 3")
+    event = given(opened()).when(sent).decision.event
+    assert isinstance(event.data, MessagePosted)
+    assert (event.data.attachments, event.data.context) == ((attached(),), "page 3")
+    assert event.data.content == said("")
+    alone = post("m1", "", kind=kind, context="page 3")
+    given(opened()).when(alone).then(rejected("invalid", field="content"))
 
 
 def test_a_message_names_its_agent_and_model() -> None:

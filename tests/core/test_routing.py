@@ -12,6 +12,7 @@ from tests.core.scenario import (
     answers,
     ask,
     asks,
+    attached,
     cancel_requested,
     ended,
     expired,
@@ -341,6 +342,12 @@ def test_a_text_answers_every_open_question_or_none() -> None:
     session.when(post("m2", "crimson")).then(rejected("invalid", field="content"))
     one_left = given(opened(), *two, answered(1, 1, "red"))
     one_left.when(post("m2", "any")).then(answers("m2", 1, "any", q2="any"), wakes=("default",))
+
+
+def test_what_is_attached_to_an_answer_goes_with_it() -> None:
+    sent = post("m2", "this one", attachments=(attached(),))
+    said = answers("m2", 1, "this one", q1="this one")
+    given(opened(), *QUESTION).when(sent).then(msgspec.structs.replace(said, attachments=(attached(),)))
 
 
 def test_a_text_is_read_as_json_where_the_schema_wants_it() -> None:

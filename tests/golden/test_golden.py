@@ -20,6 +20,7 @@ from turnstream.session.events import (
     Answered,
     Answers,
     Ask,
+    Attachment,
     Blob,
     ChildEnded,
     ChildStarted,
@@ -132,6 +133,23 @@ FACTS: dict[str, Fact] = {
         content=(Part(text="Grüße, 🌍\n"), Part(text="zwei")),
         opens=OPENS,
         starts=Starts(run=1, spec=SPEC),
+    ),
+    "message.posted.attachments": MessagePosted(
+        message_id="m9",
+        author="user:ann",
+        content=(Part(text=""),),
+        attachments=(
+            Attachment(
+                name="Übersicht 🌍.csv",
+                media_type="text/csv; charset=utf-8",
+                size=81_920,
+                sha256="cd" * 32,
+                blob="acme/s1/attachments/0f0f",
+            ),
+            Attachment(name="none", media_type="text/plain", size=0, sha256="e3" * 32, blob="acme/s1/attachments/1e1e"),
+        ),
+        context="page 3 of </window_context>",
+        queued=Queued(run=2, spec=SPEC),
     ),
     "message.posted.queued": MessagePosted(
         message_id="m2", author="user:ann", content=(Part(text="and then?"),), queued=Queued(run=2, spec=SPEC)
@@ -404,7 +422,7 @@ def defaults() -> dict[str, Any]:
     """The default of every field of an event's data, as JSON."""
     said = (Title, Part, Opens, PolicyData, OnMessageData, HistoryData, DeleteData)
     routed = (Starts, Queued, Steers, Answered, Answers, Leftover)
-    parts = (*said, *routed, Usage, Limits, Spec, Error, Blob, Wake, ToolCall, Ask, Parent, PlanItem)
+    parts = (*said, *routed, Usage, Limits, Spec, Error, Blob, Attachment, Wake, ToolCall, Ask, Parent, PlanItem)
     found = {
         f"{struct.__name__}.{field.name}": None if field.required else default(field)
         for struct in (*TYPES.values(), *parts)

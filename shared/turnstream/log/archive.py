@@ -196,7 +196,7 @@ def _silent(data: Fact | Unknown, run: int) -> Fact | Unknown:
                 requests=tuple([Answered(request=one.request, declined=one.declined) for one in data.answers.requests]),
             )
             author = data.author if data.queued and data.queued.interrupts == run else ""  # who cancels it
-            return replace(data, author=author, content=(), opens=None, answers=answers)
+            return replace(data, author=author, content=(), attachments=(), context="", opens=None, answers=answers)
         case RunWaiting():
             asks = tuple(
                 [replace(ask, prompt="", schema=None, choices=(), digest="", default=None) for ask in data.requests]

@@ -10,6 +10,7 @@ import msgspec
 
 from turnstream.session.events import (
     NO_POLICY,
+    Attachment,
     ChildEnded,
     ChildStarted,
     DeleteMode,
@@ -92,6 +93,8 @@ class PostMessage(_Command, frozen=True, kw_only=True):
     author: str
     kind: Literal["message", "notice"] = "message"
     content: tuple[Part, ...]
+    attachments: tuple[Attachment, ...] = ()
+    context: str = ""
     specs: Mapping[str, Spec]
     agent: str | None = None
     model: str | None = None

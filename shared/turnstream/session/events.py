@@ -181,6 +181,17 @@ class Blob(Data, frozen=True, kw_only=True):
     sha256: str
 
 
+class Attachment(Data, frozen=True, kw_only=True):
+    """A reference to bytes that came with a message: never the bytes. `sha256` is of them, in hex; `blob` is their name
+    in the object store. They never change under it."""
+
+    name: str
+    media_type: str
+    size: int
+    sha256: str
+    blob: str
+
+
 class Wake(Data, frozen=True, kw_only=True):
     """The wake-up that a start came by: its sequence in `WORK`, the log sequence that caused it, its delivery count."""
 
@@ -301,6 +312,7 @@ class MessagePosted(Data, frozen=True, kw_only=True):
     author: str
     kind: Literal["message", "notice"] = "message"
     content: tuple[Part, ...]
+    attachments: tuple[Attachment, ...] = ()
     context: str = ""
     """What the author has before him; for the turn that takes the message, and no other."""
     opens: Opens | None = None

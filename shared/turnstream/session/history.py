@@ -6,16 +6,17 @@ stored. What nobody took, was withdrawn, or was cancelled before it started is n
 request is there as the result of the call that asked. A turn that was tried again goes on in the later one. Reasoning
 and errors never appear. A turn that failed or was cancelled keeps what was said and done, unless the policy remembers
 only completed ones: then these are there as they were said, message and answer, and nothing else is.
+
+What came with a message is there as references; what its author had before him only in the turn that takes it.
 """
 
-import re
 from collections.abc import Iterable
-from html import escape
 from typing import Literal
 
 import msgspec
 
 from turnstream.session.events import (
+    Attachment,
     Blob,
     MessagePosted,
     ModelReplied,
@@ -29,6 +30,7 @@ from turnstream.session.events import (
     ToolReturned,
     ToolStarted,
 )
+from turnstream.session.frames import frame, looks_framed
 from turnstream.session.policy import STRICT, Policy
 
 RESULT_MAX = 8 * 1024
@@ -39,11 +41,11 @@ INTERRUPTED = "interrupted: there is no result"
 """What a call shows whose turn ended without its result."""
 IN_DOUBT = "interrupted: there is no result, and the tool may or may not have taken effect"
 """The same where the tool had begun."""
-_FRAME = re.compile(r"<\s*/?\s*(message|notice)\b", re.IGNORECASE)
 
 
-class UserMessage(msgspec.Struct, frozen=True, tag="user"):
+class UserMessage(msgspec.Struct, frozen=True, tag="user", omit_defaults=True):
     text: str
+    attachments: tuple[Attachment, ...] = ()
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
@@ -83,8 +85,13 @@ class _Turn:
         self.end: RunEnded | None = None
         self.action = action
         """What a person did, if that is all that it is."""
-        self.context: list[UserMessage] = []
+        self.plan: list[UserMessage] = []
+        self.window: list[UserMessage] = []
+
+    @property
+    def context(self) -> Iterable[UserMessage]:
         """What is shown with its messages while it is under way."""
+        return (*self.plan, *self.window)
 
     @property
     def replies(self) -> list[_Reply]:
@@ -111,10 +118,12 @@ class _Story:
     def __init__(self, policy: Policy) -> None:
         self.turns: dict[int, _Turn] = {}
         self._pairs = policy.history_turns == "completed"
-        self._framed = policy.authors == "mixed" and not self._pairs
+        self._mixed = policy.authors == "mixed"
         self._said: dict[str, MessagePosted] = {}
         self._shown: set[str] = set()
         self._notices: list[UserMessage] = []
+        self._windows: list[UserMessage] = []
+        """What the authors of the notices had before them."""
         self._first_author: str | None = None
         self._several = False
         self._retries: dict[int, int] = {}
@@ -127,7 +136,9 @@ class _Story:
             case MessagePosted():
                 self._said[data.message_id] = data
                 if data.kind == "notice" and not self._pairs:
-                    self._notices.append(UserMessage(_frame("notice", data.author, text_of(data))))
+                    text = frame("notice", text_of(data), from_=data.author)
+                    self._notices.append(UserMessage(text, data.attachments))
+                    self._windows += _window(data)
             case RunRequested():
                 self._retries[data.run] = data.retry_of
                 if data.action:
@@ -160,10 +171,12 @@ class _Story:
             if retried := self.turns.pop(self._tried(started.run), None):
                 # How it ended does not matter any more. What was done for it does, if that is remembered at all.
                 turn.items += [item for item in retried.items if not self._pairs or isinstance(item, UserMessage)]
+                turn.window += retried.window
             turn.items += self._notices
-            self._notices = []
+            turn.window += self._windows
+            self._notices, self._windows = [], []
             if self._plan and self._plan.items:
-                turn.context.append(_plan_state(self._plan))
+                turn.plan.append(_plan_state(self._plan))
             if turn.action:
                 turn.items.append(_act(turn.action))
         self._show(turn, started.message_ids)
@@ -178,11 +191,14 @@ class _Story:
     def _show(self, turn: _Turn, names: Iterable[str]) -> None:
         for name in names:
             posted = self._said.get(name)
-            if posted is not None and posted.answers is None and name not in self._shown:
-                self._shown.add(name)
-                turn.items.append(UserMessage(self._text(posted)))
-                if posted.context:
-                    turn.context.append(UserMessage(f"<window_context>{escape(posted.context)}</window_context>"))
+            if posted is None or name in self._shown:
+                continue
+            self._shown.add(name)
+            if not posted.answers:
+                turn.items.append(UserMessage(self._text(posted), posted.attachments))
+            elif posted.attachments:  # the result of the call that asked holds the text alone
+                turn.items.append(UserMessage("", posted.attachments))
+            turn.window += _window(posted)
 
     def _text(self, posted: MessagePosted) -> str:
         """From the first message of a second author on, each says whose it is; and so does any that looks as if it
@@ -190,8 +206,8 @@ class _Story:
         self._first_author = self._first_author or posted.author
         self._several = self._several or posted.author != self._first_author
         text = text_of(posted)
-        frames = self._framed and (self._several or _FRAME.search(text))
-        return _frame("message", posted.author, text) if frames else text
+        frames = (self._mixed and self._several) or looks_framed(text)
+        return frame("message", text, from_=posted.author) if frames and not self._pairs else text
 
 
 def build(events: Iterable[Recorded], run: int | None = None, policy: Policy = STRICT) -> tuple[Message, ...]:
@@ -220,26 +236,24 @@ def text_of(posted: MessagePosted) -> str:
     return "\n".join(part.text for part in posted.content)
 
 
-def _frame(tag: str, author: str, text: str) -> str:
-    """Text that says whose it is; what is in it cannot close the frame."""
-    return f'<{tag} from="{escape(author)}">{escape(text, quote=False)}</{tag}>'
+def _window(posted: MessagePosted) -> list[UserMessage]:
+    """What its author had before him."""
+    return [UserMessage(frame("window_context", posted.context))] if posted.context else []
 
 
 def _act(action: ToolCall) -> UserMessage:
     """What a person did, as text: it is no call of the model's."""
-    verb = escape(action.name)
-    return UserMessage(f'<user_action verb="{verb}">{escape(action.arguments, quote=False)}</user_action>')
+    return UserMessage(frame("user_action", action.arguments, verb=action.name))
 
 
 def _acted(action: ToolCall, returned: ToolReturned) -> UserMessage:
     text = returned.output if returned.status == "ok" else f"{returned.status}: {returned.error}"
-    verb, shown = escape(action.name), escape(cut(text, RESULT_MAX), quote=False)
-    return UserMessage(f'<user_action_result verb="{verb}">{shown}</user_action_result>')
+    return UserMessage(frame("user_action_result", cut(text, RESULT_MAX), verb=action.name))
 
 
 def _plan_state(plan: PlanChanged) -> UserMessage:
     lines = [f"- [{item.status}] {item.id}: {item.text}" for item in plan.items]
-    return UserMessage(f"<plan_state>\n{escape(chr(10).join(lines))}\n</plan_state>")
+    return UserMessage(frame("plan_state", "\n".join(["", *lines, ""])))
 
 
 def _pair(turn: _Turn) -> Iterable[Message]:

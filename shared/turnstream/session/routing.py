@@ -43,8 +43,9 @@ ANSWERS_MAX: Final = 256 * 1024
 
 def post(command: PostMessage, session: Session) -> Decision:
     """Raises `Rejected`."""
-    if not any(part.text.strip() for part in command.content):
-        raise Rejected("invalid", "a message has something to say: its text is empty", field="content")
+    if not command.attachments and not any(part.text.strip() for part in command.content):
+        message = "a message has something to say: its text is empty, and nothing is attached"
+        raise Rejected("invalid", message, field="content")
     if session.messages.get(command.message_id) is not None or session.waits_with(command.message_id):
         raise Rejected("already_exists", f"a message {command.message_id} is there already", field="message_id")
     posted = MessagePosted(
@@ -52,6 +53,8 @@ def post(command: PostMessage, session: Session) -> Decision:
         author=command.author,
         kind=command.kind,
         content=command.content,
+        attachments=command.attachments,
+        context=command.context,
         opens=None if session.exists else command.opens,
     )
     if command.kind == "notice":
