@@ -17,10 +17,10 @@ from collections.abc import Callable
 import msgspec
 
 from turnstream import ids, subjects
+from turnstream.broker.answers import EXPECTED
 from turnstream.broker.connection import Broker
 from turnstream.broker.errors import BrokerFault, StreamBehind
 from turnstream.broker.pull import OrderedPull
-from turnstream.log.messages import EXPECTED
 from turnstream.telemetry import get_logger
 from turnstream_api.errors import Problem
 

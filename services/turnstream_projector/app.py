@@ -1,4 +1,4 @@
-"""The projector service: log to views, and the sweep, wired together. Nothing is decided here."""
+"""The projector service: log to views, the sweep, and what expires, wired together. Nothing is decided here."""
 
 import asyncio
 import time
@@ -9,7 +9,10 @@ from turnstream.broker.pages import application
 from turnstream.broker.service import connect, first, unless
 from turnstream.settings import Settings
 from turnstream.views.database import Commits, Database
+from turnstream.wire.attachments import Attachments
+from turnstream.wire.blobs import Blobs
 from turnstream.wire.work import Work
+from turnstream_projector.expiry import Expiry
 from turnstream_projector.project import Projector
 from turnstream_projector.sweep import Sweep
 
@@ -36,14 +39,23 @@ async def serve(
         await stack.enter_async_context(application(broker, settings.health_host, settings.health_port))
         projector = Projector(broker, database, on_commit=commits.announce if commits else None)
         sweep = Sweep(database, Work(broker), broker.clock, every=settings.sweep_every, after=settings.sweep_after)
-        await _work(projector, sweep, stop, ready)
+        expiry = Expiry(
+            Attachments(broker, Blobs(broker)),
+            broker.clock,
+            every=settings.sweep_every,
+            after=settings.attachment_expires,
+        )
+        await _work(projector, sweep, expiry, stop, ready)
 
 
-async def _work(projector: Projector, sweep: Sweep, stop: asyncio.Event, ready: Callable[[], None] | None) -> None:
-    """Projects and sweeps until `stop` is set, or until a part fails: then its error is raised."""
+async def _work(
+    projector: Projector, sweep: Sweep, expiry: Expiry, stop: asyncio.Event, ready: Callable[[], None] | None
+) -> None:
+    """Projects, sweeps and removes until `stop` is set, or until a part fails: then its error is raised."""
     tasks = [
         asyncio.create_task(projector.run(ready), name="projector"),
         asyncio.create_task(sweep.run(), name="sweep"),
+        asyncio.create_task(expiry.run(), name="expiry"),
     ]
     stopped = asyncio.create_task(stop.wait())
     try:

@@ -6,11 +6,12 @@ from typing import Final
 import msgspec
 
 from turnstream import subjects
+from turnstream.broker.answers import EXPECTED
 from turnstream.broker.connection import Broker
 from turnstream.broker.pull import Delivery, OrderedPull
 from turnstream.log import archive, codec
 from turnstream.log.base import Unreadable
-from turnstream.log.messages import EXPECTED, UNGUARDED
+from turnstream.log.messages import UNGUARDED
 from turnstream.session.events import Recorded
 from turnstream.telemetry import get_logger
 from turnstream.views.batch import Archived

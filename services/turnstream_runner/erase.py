@@ -21,6 +21,7 @@ from turnstream.session.events import Recorded
 from turnstream.session.state import Deleted, Session
 from turnstream.telemetry import get_logger
 from turnstream.wire import inbox
+from turnstream.wire.attachments import Attachments
 from turnstream.wire.blobs import Blobs
 from turnstream.wire.checkpoints import Checkpoints
 from turnstream.wire.live import Live
@@ -46,6 +47,7 @@ class Eraser:
         self._broker = broker
         self._log = log
         self._blobs = Blobs(broker)
+        self._attachments = Attachments(broker, self._blobs)
         self._checkpoints = Checkpoints(broker)
         self._live = Live(broker)
         self._timers = Timers(broker)
@@ -99,6 +101,7 @@ class Eraser:
         return [recorded for recorded in events if recorded.seq <= last]
 
     async def _remove_beside(self, key: SessionKey, kept: frozenset[str], work: int) -> None:
+        await persist(lambda: self._attachments.erase(key))
         await persist(lambda: self._blobs.erase(key, kept))
         await persist(lambda: self._checkpoints.erase(key))
         await persist(lambda: inbox.forget(self._broker, key))

@@ -59,7 +59,8 @@ class ModelSettings(BaseModel):
 
     The key is `api_key`, else what the environment variable `api_key_env` holds when the model is first called.
     `silence` is how long the provider may send nothing before the call is given up; a model that reasons without
-    showing it, or is slow to begin, needs minutes. Prices are of a million tokens, in any one currency; what the
+    showing it, or is slow to begin, needs minutes. `images`: whether the model takes any; one that does not is told the
+    names of those that were attached. Prices are of a million tokens, in any one currency; what the
     provider had cached costs `cached_price`, or as much as other input.
     """
 
@@ -71,6 +72,7 @@ class ModelSettings(BaseModel):
     api_key: SecretStr | None = None
     api_key_env: str | None = None
     silence: PositiveFloat = 300.0
+    images: bool = True
     input_price: NonNegativeFloat | None = None
     cached_price: NonNegativeFloat | None = None
     output_price: NonNegativeFloat | None = None
@@ -142,6 +144,10 @@ class Settings(BaseSettings):
     message_max: PositiveInt = Field(65_536, description="largest message")
     event_max: Annotated[int, Field(ge=4096)] = Field(
         524_288, description="largest event; longer tool results and answers go to the object store"
+    )
+    attachment_max: PositiveInt = Field(8_388_608, description="largest attachment")
+    attachment_expires: Annotated[float, Field(ge=60)] = Field(
+        86_400.0, description="time that an attachment is kept which no message names"
     )
     metadata_max: PositiveInt = Field(8_192, description="largest metadata of a session")
     tombstone: Annotated[int, Field(ge=300)] = Field(

@@ -24,6 +24,8 @@ CHECKPOINTS = "KV_checkpoints"
 """The stream of the KV bucket `checkpoints`."""
 SNAPSHOTS = "KV_snapshots"
 """The stream of the KV bucket `snapshots`."""
+ATTACHMENTS = "KV_attachments"
+"""The stream of the KV bucket `attachments`."""
 
 EVENTS = "ts.session.>"
 """Filter: the events of every session."""
@@ -150,6 +152,17 @@ def snapshot(key: SessionKey) -> str:
     return f"$KV.snapshots.{key.account}.{key.session}"
 
 
+def attachment(key: SessionKey, name: str) -> str:
+    """What a name of an attachment means in a session, the name as one token; `*`: every name."""
+    return f"$KV.attachments.{key.account}.{key.session}.{name}"
+
+
+def parse_attachment(subject: str) -> tuple[SessionKey, str]:
+    """Session and name of a record, the name as one token."""
+    _, _, account, session, name = subject.split(".", 4)
+    return SessionKey(account, session), name
+
+
 def api(account: str, operation: str) -> str:
     return f"ts.api.{account}.{operation}"
 
@@ -221,6 +234,7 @@ STREAMS = (
     ),
     Stream(name=CHECKPOINTS, subjects=("$KV.checkpoints.>",), max_age=7 * 86400, allow_rollup_hdrs=True),
     Stream(name=SNAPSHOTS, subjects=("$KV.snapshots.>",), allow_rollup_hdrs=True, allow_msg_ttl=True),
+    Stream(name=ATTACHMENTS, subjects=("$KV.attachments.>",), max_msgs_per_subject=64),
 )
 
 # An event that was lost on the way to a dispatcher comes again soon, but not while its timer is only held back.

@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.bench.figures import Figure
 
 from turnstream import subjects
+from turnstream.broker.answers import EXPECTED
 from turnstream.broker.connection import Broker
 from turnstream.broker.declare import declare
 from turnstream.broker.server import NatsServer
@@ -18,7 +19,6 @@ from turnstream.ids import SessionKey, derive
 from turnstream.log import codec
 from turnstream.log.handle import Sessions
 from turnstream.log.jetstream import JetStreamLog
-from turnstream.log.messages import EXPECTED
 from turnstream.session.decision import Decision
 from turnstream.session.events import (
     Event,

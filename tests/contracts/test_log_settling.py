@@ -13,6 +13,7 @@ from tests.support.proxy import Proxy, proxy
 from tests.support.waiting import eventually
 
 from turnstream import subjects
+from turnstream.broker.answers import EXPECTED
 from turnstream.broker.connection import Broker
 from turnstream.broker.declare import declare
 from turnstream.broker.server import NatsServer
@@ -20,7 +21,7 @@ from turnstream.ids import SessionKey
 from turnstream.log import codec, jetstream
 from turnstream.log.base import BrokenChain, Conflict, LogError, Unavailable, Unreadable
 from turnstream.log.jetstream import JetStreamLog
-from turnstream.log.messages import EXPECTED, UNGUARDED
+from turnstream.log.messages import UNGUARDED
 from turnstream.session.events import Due
 
 

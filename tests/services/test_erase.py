@@ -24,6 +24,7 @@ from turnstream.log.jetstream import JetStreamLog
 from turnstream.session.commands import DeleteSession
 from turnstream.session.events import DeleteMode
 from turnstream.session.state import Session
+from turnstream.wire.attachments import Attachments
 from turnstream.wire.blobs import Blobs
 from turnstream.wire.checkpoints import Checkpoints
 from turnstream.wire.live import Live
@@ -61,6 +62,7 @@ async def things_beside(broker: Broker) -> tuple[int, dict[str, int]]:
         for name in ("2.1.1", "2.1.2"):
             await blobs.put(key, name, WORD.encode() * 20_000)
         await Checkpoints(broker).put(key, 3, "event", WORD.encode())
+        await Attachments(broker, blobs).put(key, WORD, "text/plain", WORD.encode())
         await Live(broker).speak(key, 3, 1).mark(1, "reset", WORD)
         await Timers(broker).put(key, seq=1, at_ms=broker.clock.now() + 3_600_000, queue="default", what="deadline-3")
         await broker.store(subjects.inbox(key), WORD.encode())
@@ -74,7 +76,7 @@ async def things_beside(broker: Broker) -> tuple[int, dict[str, int]]:
 
 
 async def amounts(broker: Broker) -> dict[str, int]:
-    names = ("WORK", "INBOX", "REFUSED", "DELTAS", "KV_checkpoints", "OBJ_blobs")
+    names = ("WORK", "INBOX", "REFUSED", "DELTAS", "KV_checkpoints", "KV_attachments", "OBJ_blobs")
     await broker.nc.flush()
     return {name: (await broker.stream(name)).state.messages for name in names}
 
@@ -91,14 +93,16 @@ async def test_everything_goes_but_what_is_kept(broker: Broker, mode: DeleteMode
     kept = {n: archive.decode(record, 1)[1] async for n, record in log.archives(KEY)}
     assert sorted(kept) == ([1, 2, 3, 4] if mode == "detach" else [])
     after = await amounts(broker)
-    one_blob = before["OBJ_blobs"] // 4
+    attached = 2
+    one_blob = (before["OBJ_blobs"] - 2 * attached) // 4
     assert {name: before[name] - after[name] for name in before} == {
         "WORK": 2,  # the timer, and the wake-up that is older than this one
         "INBOX": 1,
         "REFUSED": 1,
         "DELTAS": 1,
         "KV_checkpoints": 1,
-        "OBJ_blobs": one_blob * (1 if mode == "detach" else 2),  # the answer's is kept
+        "KV_attachments": 1,
+        "OBJ_blobs": attached + one_blob * (1 if mode == "detach" else 2),  # the answer's is kept
     }
     assert await Work(broker).exists(mine, KEY)
     await Eraser(broker, log).erase(session, mine)
@@ -164,7 +168,7 @@ class Slow(JetStreamLog):
 
 async def test_what_somebody_deleted_altogether_holds_nothing_up(broker: Broker) -> None:
     session = await deleted(broker, "erase")
-    for stream in ("OBJ_blobs", "KV_checkpoints", "DELTAS", "INBOX", "REFUSED", "WORK"):
+    for stream in ("OBJ_blobs", "KV_checkpoints", "KV_attachments", "DELTAS", "INBOX", "REFUSED", "WORK"):
         await broker.api(f"STREAM.DELETE.{stream}")
     log = JetStreamLog(broker)
     await asyncio.wait_for(Eraser(broker, log).erase(session, 1), 10)

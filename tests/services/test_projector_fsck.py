@@ -11,13 +11,13 @@ from tests.support.logs import SPECS, Log, publish, wander
 from tests.support.nats import connect
 
 from turnstream import subjects
+from turnstream.broker.answers import EXPECTED
 from turnstream.broker.connection import Broker
 from turnstream.broker.declare import declare
 from turnstream.broker.server import NatsServer
 from turnstream.log import codec
 from turnstream.log.handle import Sessions
 from turnstream.log.jetstream import JetStreamLog
-from turnstream.log.messages import EXPECTED
 from turnstream.session.commands import CancelRun, DeleteSession
 from turnstream.session.events import (
     NO_POLICY,

@@ -7,10 +7,10 @@ import msgspec
 from tests.support.waiting import eventually
 
 from turnstream import subjects
+from turnstream.broker.answers import EXPECTED
 from turnstream.broker.connection import Broker
 from turnstream.ids import SessionKey, derive
 from turnstream.log import archive, codec
-from turnstream.log.messages import EXPECTED
 from turnstream.session.commands import (
     AnswerRequest,
     CancelRun,

@@ -1,11 +1,19 @@
 """What JetStream answers, as far as anybody here looks at it."""
 
+from typing import Final
+
 import msgspec
 
 from turnstream.broker.errors import BrokerError
 
 NO_MESSAGE = 10037
 """Error code: a message that is not there (any more)."""
+EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
+"""Header of a guarded write: the sequence of the subject's last message, 0 for none."""
+WRONG_LAST: Final = 10071
+"""Error code: another message is last; names its sequence."""
+WRONG_LAST_RACE: Final = 10164
+"""The same, found while a replicated write was under way; names none."""
 
 
 class Refusal(msgspec.Struct):

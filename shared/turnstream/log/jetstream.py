@@ -19,7 +19,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from turnstream import ids, subjects
-from turnstream.broker.answers import Refusal, Stored
+from turnstream.broker.answers import EXPECTED, WRONG_LAST, WRONG_LAST_RACE, Refusal, Stored
 from turnstream.broker.clock import parse_time
 from turnstream.broker.connection import Broker
 from turnstream.broker.erasing import erase
@@ -27,7 +27,7 @@ from turnstream.broker.errors import BrokerClosed, BrokerError, BrokerFault, Bro
 from turnstream.ids import SessionKey
 from turnstream.log import archive, codec
 from turnstream.log.base import PAGE, BrokenChain, Conflict, Listener, LogError, Unavailable
-from turnstream.log.messages import EXPECTED, UNGUARDED, Republished, recorded_of
+from turnstream.log.messages import UNGUARDED, Republished, recorded_of
 from turnstream.log.replies import STATUS, Replies
 from turnstream.session.decision import Decision
 from turnstream.session.events import NAMES, Recorded, SessionDeleted, SessionErased
@@ -48,10 +48,6 @@ PENDING: Final = "Nats-Num-Pending"
 ROLLUP: Final = "Nats-Rollup"
 TTL: Final = "Nats-TTL"
 
-WRONG_LAST: Final = 10071
-"""Another event is last; names its sequence."""
-WRONG_LAST_RACE: Final = 10164
-"""The same, found while a replicated write was under way; names none."""
 IN_FLIGHT: Final = 10158
 """A message of this id is being stored."""
 

@@ -12,13 +12,13 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error
 
+from turnstream.broker.answers import EXPECTED
 from turnstream.broker.clock import parse_time
 from turnstream.broker.connection import Broker
 from turnstream.log import codec
 from turnstream.log.base import Listener, LogError, Unreadable
 from turnstream.session.events import Recorded
 
-EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
 SEQ: Final = "Nats-Sequence"
 TIME: Final = "Nats-Time-Stamp"
 UNGUARDED: Final = -1

@@ -11,18 +11,16 @@ garbage too, without looking at others'. Any client of object stores (ADR-20) re
 import base64
 import hashlib
 import uuid
+from collections.abc import AsyncGenerator
 from typing import Final
 
 import msgspec
-import nats.errors
-import nats.js.errors
-from nats.js.object_store import ObjectStore
 
 from turnstream import subjects
 from turnstream.broker.connection import Broker
-from turnstream.broker.declare import ensure_stream
+from turnstream.broker.declare import STREAM_NOT_FOUND, ensure_stream
 from turnstream.broker.erasing import erase, following
-from turnstream.broker.errors import BrokerFault, BrokerTimeout
+from turnstream.broker.errors import BrokerError, BrokerFault
 from turnstream.ids import SessionKey
 from turnstream.session.events import Blob
 
@@ -60,7 +58,6 @@ class Blobs:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._store: ObjectStore | None = None
 
     async def put(self, key: SessionKey, name: str, data: bytes) -> Blob:
         """Stores the bytes under this name, in place of what was there. Raises `BrokerFault`. Where that is because
@@ -91,16 +88,24 @@ class Blobs:
 
     async def get(self, blob: Blob) -> bytes:
         """The bytes that the event describes. Raises `BlobLost`, `BrokerFault`."""
-        try:
-            found = await (await self._open()).get(blob.name)
-        except nats.js.errors.NotFoundError:
-            raise BlobLost(blob.name, "not there") from None
-        except (nats.errors.Error, nats.js.errors.Error) as error:
-            raise BrokerTimeout(blob.name, str(error)) from error
-        data = found.data or b""
-        if len(data) != blob.size or hashlib.sha256(data).hexdigest() != blob.sha256:
+        return b"".join([piece async for piece in self.read(blob)])
+
+    async def read(self, blob: Blob) -> AsyncGenerator[bytes, None]:
+        """The same piece by piece. That they are other bytes may turn out only at the end. Raises as `get`."""
+        about = await self._about(blob.name)
+        if about is None or about.size != blob.size:
+            raise BlobLost(blob.name, "not there" if about is None else "not the bytes that its event describes")
+        digest, size, after = hashlib.sha256(), 0, 0
+        while size < blob.size:
+            piece = await following(self._broker, STREAM, subjects.CHUNKS + about.nuid, after)
+            if piece is None:
+                raise BlobLost(blob.name, "not whole")
+            after = piece.seq
+            size += len(piece.data)
+            digest.update(piece.data)
+            yield piece.data
+        if size != blob.size or digest.hexdigest() != blob.sha256:
             raise BlobLost(blob.name, "not the bytes that its event describes")
-        return data
 
     async def erase(self, key: SessionKey, keep: frozenset[str] = frozenset()) -> None:
         """Erases everything of a session but the blobs of these names, whatever put it there. Raises `BrokerFault`."""
@@ -121,11 +126,15 @@ class Blobs:
         await erase(self._broker, STREAM, _meta(f"{key}/{_name(place)}"))
         await erase(self._broker, STREAM, subjects.chunks(key, f"{place}.*"))
 
-    async def _open(self) -> ObjectStore:
-        if self._store is None:
-            context = self._broker.nc.jetstream()  # pyright: ignore[reportUnknownMemberType]
-            self._store = await context.object_store(subjects.BLOBS)
-        return self._store
+    async def _about(self, path: str) -> _About | None:
+        try:
+            found = await self._broker.message(STREAM, {"last_by_subj": _meta(path)})
+        except BrokerError as error:
+            if error.err_code != STREAM_NOT_FOUND:
+                raise
+            await ensure_stream(self._broker, STREAM)
+            return None
+        return msgspec.json.decode(found.data, type=_About) if found else None
 
 
 def _meta(path: str) -> str:
