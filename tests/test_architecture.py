@@ -16,6 +16,7 @@ CORE = sorted((SHARED / "session").glob("*.py"))
 JETSTREAM = SHARED / "log" / "jetstream.py"
 
 PURE = {
+    "codecs",
     "collections",
     "functools",
     "hashlib",
@@ -26,7 +27,9 @@ PURE = {
     "re",
     "turnstream",
     "typing",
+    "unicodedata",
     "uuid",
+    "zlib",
 }
 """All that the core and the ids may import."""
 MAKES_THINGS_UP = {"uuid1", "uuid4", "getrandbits", "urandom", "open", "print", "input", "eval", "exec", "__import__"}
