@@ -21,6 +21,7 @@ from turnstream.log.feed import Feed
 from turnstream.log.handle import Sessions
 from turnstream.log.jetstream import JetStreamLog
 from turnstream.log.known import KEEP_BYTES, Known
+from turnstream.log.snapshots import Snapshotter
 from turnstream.session.events import Spec
 from turnstream.settings import Settings
 from turnstream.specs import specs_of
@@ -28,6 +29,7 @@ from turnstream.telemetry import get_logger, metrics
 from turnstream.views.database import Commits, Database
 from turnstream.wire.inbox import Inbox
 from turnstream.wire.live import Live
+from turnstream.wire.snapshots import Snapshots
 from turnstream_api import nats
 from turnstream_api.api import Api
 from turnstream_api.http import application
@@ -70,6 +72,7 @@ async def serve(
         database = Database(settings.database, commits=commits)
         stack.push_async_callback(database.close)
         api = assemble(settings, broker, database, specs, known or Known(keep_bytes=KEEP_BYTES))
+        stack.push_async_callback(api.sessions.close)
         keys = Keys(settings.account, on_change=lambda: api.hub.expel(keys.valid))
         await _work(settings, broker, api, keys, stop, ready)
 
@@ -81,6 +84,7 @@ def assemble(settings: Settings, broker: Broker, database: Database, specs: dict
         journal,
         now=broker.clock.now,
         known=known,
+        snapshots=Snapshotter(journal, Snapshots(broker)),
         on_append=metrics.appended,
         on_conflict=metrics.conflicts.inc,
     )

@@ -1,12 +1,12 @@
 """What waits in a session until a run takes it: look at it, take a message back."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
 
 from turnstream.session.commands import WithdrawMessage as WithdrawCommand
-from turnstream.session.events import MessagePosted, Part
+from turnstream.session.events import MessagePosted, Part, Recorded
 from turnstream.session.state import Run, Session
 from turnstream_api import checks
 from turnstream_api.api import Answer, Api, Caller, written
@@ -52,33 +52,43 @@ async def read_queue(api: Api, caller: Caller, request: ReadQueue) -> Answer:
     session = await api.sessions.load(key)
     if not session.exists:
         raise checks.no_session(request.session)
+    waiting = list(_waiting(session))
+    said = await _said(api, session, waiting) if waiting else {}
     items: list[Queued] = []
-    if any(_waiting(session)):
-        session, events = await api.sessions.events(key, at_least=session.seq)
-        names = {name for _, name, _ in _waiting(session)}
-        said = {
-            data.message_id: (recorded, data)
-            for recorded in events
-            if isinstance(data := recorded.event.data, MessagePosted) and data.message_id in names
-        }
-        for position, (run, name, waits) in enumerate(_waiting(session), 1):
-            recorded, data = said[name]
-            items.append(
-                Queued(
-                    message=name,
-                    run=key.run(run.n),
-                    waits=waits,
-                    position=position,
-                    author=data.author,
-                    content=data.content,
-                    agent=run.spec.agent,
-                    seq=recorded.seq,
-                    queued_at=recorded.time,
-                )
+    for position, (run, name, waits) in enumerate(waiting, 1):
+        if name not in said:  # it is being deleted
+            raise checks.no_session(request.session)
+        recorded, data = said[name]
+        items.append(
+            Queued(
+                message=name,
+                run=key.run(run.n),
+                waits=waits,
+                position=position,
+                author=data.author,
+                content=data.content,
+                agent=run.spec.agent,
+                seq=recorded.seq,
+                queued_at=recorded.time,
             )
+        )
     active = session.holder
     body = Queue(session=key.session, active=key.run(active.n) if active else None, items=tuple(items), seq=session.seq)
     return Answer(body=body, seq=session.seq)
+
+
+async def _said(
+    api: Api, session: Session, waiting: Sequence[tuple[Run, str, Waits]]
+) -> dict[str, tuple[Recorded, MessagePosted]]:
+    """These messages, by id: all of them are there, unless the session has been deleted since."""
+    names = {name for _, name, _ in waiting}
+    since = min([run.since for run, _, _ in waiting])
+    _, events = await api.sessions.events(session.key, session.seq, since)
+    return {
+        data.message_id: (recorded, data)
+        for recorded in events
+        if isinstance(data := recorded.event.data, MessagePosted) and data.message_id in names
+    }
 
 
 def _waiting(session: Session) -> Iterator[tuple[Run, str, Waits]]:

@@ -92,8 +92,7 @@ async def standing_of(api: Api, session: Session, n: int, timeout: float, *, aft
 
 
 async def _end_of(api: Api, session: Session, n: int, after: int) -> Standing:
-    begun = max([after, *(turn.seq for turn in session.turns if turn.run == n)])
-    async for page in api.log.read(session.key, begun):
+    async for page in api.log.read(session.key, max(after, session.before_end(n))):
         for recorded in page:
             if outcome := ended(recorded, n):
                 return Standing(status=outcome.status, seq=outcome.seq, outcome=outcome)

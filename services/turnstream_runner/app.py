@@ -23,6 +23,7 @@ from turnstream.broker.service import connect, first, unless
 from turnstream.log.handle import Sessions
 from turnstream.log.jetstream import JetStreamLog
 from turnstream.log.known import KEEP_BYTES, Known
+from turnstream.log.snapshots import Snapshotter
 from turnstream.session.events import Spec
 from turnstream.settings import Settings
 from turnstream.specs import specs_of
@@ -30,6 +31,7 @@ from turnstream.telemetry import metrics
 from turnstream.wire.blobs import Blobs
 from turnstream.wire.checkpoints import Checkpoints
 from turnstream.wire.live import Live
+from turnstream.wire.snapshots import Snapshots
 from turnstream.wire.timers import Timers
 from turnstream.wire.work import Work
 from turnstream_runner import dispatch
@@ -74,26 +76,30 @@ async def serve(
         await models.prepare(agent.model for agent in all_agents)
         roles = Roles(all_agents, Tools(all_agents.tools))
         specs = specs_of(settings, all_agents)
-        runner = _runner(settings, broker, roles, specs, models, known or Known(keep_bytes=KEEP_BYTES))
+        equipment = _equipment(settings, broker, roles, specs, models, known or Known(keep_bytes=KEEP_BYTES))
+        stack.push_async_callback(equipment.sessions.close)
+        leases = Leases(settings.lease, time.monotonic, lambda: broker.nc.is_connected)
+        runner = Runner(equipment, leases, nonce=lambda: secrets.token_hex(8))
         carrier = Dispatch(Pull(broker, subjects.DISPATCH, slots=dispatch.SLOTS), Work(broker), Timers(broker))
         pages = {"/stuck": lambda: msgspec.json.encode({"items": list(runner.stuck)})}
         await stack.enter_async_context(application(broker, settings.health_host, settings.health_port, pages))
         await _work(settings, broker, runner, carrier, stop, ready)
 
 
-def _runner(
+def _equipment(
     settings: Settings, broker: Broker, roles: Roles, specs: Mapping[str, Spec], models: Models, known: Known
-) -> Runner:
+) -> Equipment:
     log = JetStreamLog(broker, append_timeout=settings.append_timeout, tombstone=settings.tombstone)
     sessions = Sessions(
         log,
         now=broker.clock.now,
         known=known,
+        snapshots=Snapshotter(log, Snapshots(broker)),
         on_append=metrics.appended,
         on_conflict=metrics.conflicts.inc,
     )
     broker.on_reconnect(sessions.forget)
-    equipment = Equipment(
+    return Equipment(
         runner=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
         sessions=sessions,
         roles=roles,
@@ -103,12 +109,10 @@ def _runner(
         live=Live(broker),
         blobs=Blobs(broker),
         checkpoints=Checkpoints(broker),
-        eraser=Eraser(broker, log, settings.runner_slots),
+        eraser=Eraser(broker, log, settings.runner_slots, tombstone=settings.tombstone),
         room=Room(settings.event_max),
         now=broker.clock.now,
     )
-    leases = Leases(settings.lease, time.monotonic, lambda: broker.nc.is_connected)
-    return Runner(equipment, leases, nonce=lambda: secrets.token_hex(8))
 
 
 async def _work(

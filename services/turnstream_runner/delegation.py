@@ -187,7 +187,9 @@ class Delegation:
 
     async def _order(self, child: Child) -> Order | None:
         """What the child was to do; None: that is not in the log any more."""
-        for recorded in reversed(await self._ledger.events()):
+        run = self._ledger.session.run(child.run)
+        since = run.requested_seq if run else self._ledger.session.before_end(child.run)
+        for recorded in reversed(await self._ledger.events(since)):
             data = recorded.event.data
             if isinstance(data, ModelReplied) and data.run == child.run:
                 for call in data.tool_calls:

@@ -362,7 +362,9 @@ class Drive:
 
     async def _entitle(self, effect: Entitle) -> None:
         """That none was found is a fact too, so that none is looked for at every wake-up."""
-        text = await titles.find(self._equipment.models, effect.spec, await self._ledger.events(), effect.key)
+        text = await titles.find(
+            self._equipment.models, effect.spec, await self._ledger.first(titles.EVENTS), effect.key
+        )
         origin = self._ledger.own_origin(derive(effect.key))
         await self._ledger.store(effect.key, TitleSession(origin=origin, text=text))
 

@@ -25,6 +25,7 @@ from turnstream.wire.attachments import Attachments
 from turnstream.wire.blobs import Blobs
 from turnstream.wire.checkpoints import Checkpoints
 from turnstream.wire.live import Live
+from turnstream.wire.snapshots import TOMBSTONE, Snapshots
 from turnstream.wire.timers import Timers
 from turnstream.wire.work import Work
 from turnstream_runner.ledger import persist
@@ -38,9 +39,10 @@ log = get_logger()
 
 
 class Eraser:
-    """Removes whole sessions of one broker."""
+    """Removes whole sessions of one broker. `tombstone`: seconds for which whoever was frozen can write no snapshot of
+    one."""
 
-    def __init__(self, broker: Broker, log: Log, slots: int = 4 * HELD) -> None:
+    def __init__(self, broker: Broker, log: Log, slots: int = 4 * HELD, *, tombstone: int = TOMBSTONE) -> None:
         self._room = max(1, min(HELD, slots // 4))
         self._turn = asyncio.Semaphore(AT_ONCE)
         self._held = 0
@@ -50,6 +52,7 @@ class Eraser:
         self._attachments = Attachments(broker, self._blobs)
         self._checkpoints = Checkpoints(broker)
         self._live = Live(broker)
+        self._snapshots = Snapshots(broker, tombstone=tombstone)
         self._timers = Timers(broker)
         self._work = Work(broker)
 
@@ -104,6 +107,7 @@ class Eraser:
         await persist(lambda: self._attachments.erase(key))
         await persist(lambda: self._blobs.erase(key, kept))
         await persist(lambda: self._checkpoints.erase(key))
+        await persist(lambda: self._snapshots.erase(key))
         await persist(lambda: inbox.forget(self._broker, key))
         await persist(lambda: self._live.forget(key))
         await persist(lambda: self._timers.drop(key, "*"))

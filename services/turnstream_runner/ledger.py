@@ -15,6 +15,7 @@ from turnstream.ids import SessionKey
 from turnstream.log.base import LogError, Unavailable
 from turnstream.log.feed import Feed
 from turnstream.log.handle import Sessions
+from turnstream.log.known import reach, seq_of
 from turnstream.session.commands import Command, Origin, RecordFact, RunFact, TakeOver
 from turnstream.session.errors import Rejected
 from turnstream.session.events import (
@@ -120,17 +121,28 @@ class Ledger:
         """Every event of the session from the one with this sequence on (0: from the first), up to what is known of it
         at least."""
         events = self._events
-        if not events or (events[0].seq > since and events[0].previous):
+        if events is None or not reach(events, since):
             session, events = await persist(lambda: self._sessions.events(self.key, self.session.seq, since))
             self._take(session)
             if session.seq == self.session.seq:  # else the feed was faster
                 self._events = events
-        return events[bisect_left(events, since, key=_seq) :]
+        return events[bisect_left(events, since, key=seq_of) :]
+
+    async def first(self, count: int) -> Sequence[Recorded]:
+        """So many events of the session at most, from its first on."""
+        if self._events and reach(self._events, 0):
+            return self._events[:count]
+        return await persist(lambda: self._first(count))
+
+    async def _first(self, count: int) -> Sequence[Recorded]:
+        async for page in self._sessions.log.read(self.key, page=count):
+            return page
+        return ()
 
     async def at(self, seq: int) -> Recorded:
         """The event at this sequence."""
         events = self._events or []
-        place = bisect_left(events, seq, key=_seq)
+        place = bisect_left(events, seq, key=seq_of)
         if place < len(events) and events[place].seq == seq:
             return events[place]
         found = await persist(lambda: self._sessions.log.at(self.key, seq))
@@ -224,10 +236,6 @@ class Ledger:
             self.session = session
             if self._events is not None and (not self._events or self._events[-1].seq != session.seq):
                 self._events = None  # they do not show what the session knows
-
-
-def _seq(recorded: Recorded) -> int:
-    return recorded.seq
 
 
 async def persist(attempt: Callable[[], Awaitable[T]]) -> T:

@@ -9,7 +9,7 @@ Not here: what may be stored (`turnstream.session.decide`), and who listens (`fe
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
@@ -17,8 +17,8 @@ from turnstream.ids import SessionKey
 from turnstream.log import codec
 from turnstream.log.base import PAGE, BrokenChain, Conflict, Log, Unavailable
 from turnstream.log.folding import fold_page
-from turnstream.log.known import Known
-from turnstream.log.snapshots import EVERY, Snapshots
+from turnstream.log.known import Known, reach, seq_of
+from turnstream.log.snapshots import EVERY, Snapshotter
 from turnstream.session.commands import Command
 from turnstream.session.decide import decide
 from turnstream.session.decision import Decision
@@ -45,7 +45,7 @@ class Handled(msgspec.Struct, frozen=True):
 class Sessions:
     """`known`: what is kept of sessions between two looks; several `Sessions` of one process may share it. `now`: the
     broker's time in milliseconds; dates an event that was just appended. `on_append` is told the seconds from the
-    command to the stored event. `snapshots`: else every session that is not known is read whole."""
+    command to the stored event. `snapshots`: without them a session that is not known is read from its first event."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Sessions:
         *,
         now: Callable[[], int],
         known: Known | None = None,
-        snapshots: Snapshots | None = None,
+        snapshots: Snapshotter | None = None,
         on_append: Callable[[float], None] | None = None,
         on_conflict: Callable[[], None] | None = None,
     ) -> None:
@@ -84,21 +84,21 @@ class Sessions:
             self._kept.keep(key, read)
         return session, read
 
-    async def events(self, key: SessionKey, at_least: int = 0, since: int = 0) -> tuple[Session, list[Recorded]]:
-        """The session as of this read, and all of its events, oldest first, from the one with sequence `since` on (0:
-        from the first). Otherwise as `latest`."""
-        session, events = await self.latest(key, at_least)
-        if session.seq and not _reach(events, since):
-            session, events = await self._since(session, since)
-        return session, events[bisect_left(events, since, key=_seq) :]
-
     def recall(self, key: SessionKey, at_least: int) -> tuple[Session, list[Recorded]] | None:
-        """What `latest` says, without looking, where what is known reaches the event at this sequence: there may be
-        newer ones, of which whoever writes will hear."""
+        """As `latest`, without looking, where what is known reaches the event at this sequence: there may be newer
+        ones, of which whoever writes will hear."""
         session, events = self._folds.get(key), self._kept.get(key)
         if session is None or not events or session.seq != events[-1].seq or session.seq < at_least:
             return None
         return session, events
+
+    async def events(self, key: SessionKey, at_least: int = 0, since: int = 0) -> tuple[Session, list[Recorded]]:
+        """The session as of this read, and all of its events, oldest first, from the one with sequence `since` on (0:
+        from the first). Otherwise as `latest`."""
+        session, events = await self.latest(key, at_least)
+        if session.seq and not reach(events, since):
+            session, events = await self._since(session, since)
+        return session, events[bisect_left(events, since, key=seq_of) :]
 
     async def handle(self, key: SessionKey, command: Command, *, fresh: bool = False) -> Handled:
         """Decides and stores. `fresh`: nobody else can know this session's id yet, so there is nothing to read.
@@ -141,7 +141,7 @@ class Sessions:
 
     async def _read(self, key: SessionKey, at_least: int, hold: bool) -> tuple[Session, list[Recorded]]:
         session = self._folds.get(key) or Session(key=key)
-        if not session.seq and _reach(events := self._kept.get(key), 0):  # they outlived their fold
+        if not session.seq and reach(events := self._kept.get(key), 0):  # they outlived their fold
             session = await fold_page(session, events)
         session, read = await self._read_on(session, at_least, hold or key in self._kept)
         if session.deleted:
@@ -255,15 +255,6 @@ class Sessions:
         else:
             self._kept.add(session.key, recorded)
         return Handled(session, recorded)
-
-
-def _seq(recorded: Recorded) -> int:
-    return recorded.seq
-
-
-def _reach(events: Sequence[Recorded], since: int) -> bool:
-    """Whether they begin with this event or before it; 0: with the session's first."""
-    return bool(events) and (events[0].seq <= since or not events[0].previous)
 
 
 def _decide(command: Command, session: Session, confirmed: bool) -> Decision | None:

@@ -7,7 +7,7 @@ after the other instead of refusing each other.
 import asyncio
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -120,7 +120,7 @@ class Kept:
         """If anything is kept of the session, with these too. What they do not follow is kept no longer."""
         events = self._events.get(key)
         if events and read and read[-1].seq > events[-1].seq:
-            new = read[bisect_right(read, events[-1].seq, key=_seq) :]
+            new = read[bisect_right(read, events[-1].seq, key=seq_of) :]
             if new[0].previous != events[-1].seq:
                 self.drop(key)
                 return
@@ -158,5 +158,10 @@ class Kept:
             self.drop(next(iter(self._events)))
 
 
-def _seq(recorded: Recorded) -> int:
+def seq_of(recorded: Recorded) -> int:
     return recorded.seq
+
+
+def reach(events: Sequence[Recorded], since: int) -> bool:
+    """Whether they begin with the event of this sequence or before it; 0: with the session's first."""
+    return bool(events) and (events[0].seq <= since or not events[0].previous)

@@ -48,7 +48,7 @@ class Store(Protocol):
         ...
 
 
-class Snapshots:
+class Snapshotter:
     """One process's hands on the snapshots of a log. One is written at a time, in the background."""
 
     def __init__(self, journal: Log, store: Store) -> None:
