@@ -9,15 +9,19 @@ import msgspec
 from turnstream.ids import SessionKey
 from turnstream.log import codec
 from turnstream.session.events import (
+    ChildEnded,
+    ChildStarted,
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
+    PlanChanged,
     Recorded,
     RequestAnswered,
     RequestExpired,
     RunCancelRequested,
     RunEnded,
     RunReleased,
+    RunReported,
     RunRequested,
     RunStarted,
     RunSteered,
@@ -66,6 +70,10 @@ def event_frame(recorded: Recorded) -> Frame:
             | RequestExpired()
             | ToolStarted()
             | ToolReturned()
+            | ChildStarted()
+            | ChildEnded()
+            | PlanChanged()
+            | RunReported()
             | RunCancelRequested()
             | RunEnded()
             | MessageWithdrawn()

@@ -92,7 +92,6 @@ OPERATIONS: tuple[Operation, ...] = (
         call=sessions.open_session,
         statuses=(201, 200),
         errors=("agent_not_found",),
-        planned=frozenset({"parent"}),
         writes=True,
     ),
     Operation(
@@ -104,7 +103,6 @@ OPERATIONS: tuple[Operation, ...] = (
         answers=(sessions.view.SessionPage,),
         call=sessions.list_sessions,
         cursors=frozenset({"cursor"}),
-        planned=frozenset({"parent"}),
     ),
     Operation(
         name="update_session",
@@ -178,7 +176,6 @@ OPERATIONS: tuple[Operation, ...] = (
         answers=(runs.view.RunPage,),
         call=runs.list_runs,
         cursors=frozenset({"cursor"}),
-        planned=frozenset({"parent", "root"}),
     ),
     Operation(
         name="cancel_run",

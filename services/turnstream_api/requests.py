@@ -11,7 +11,7 @@ from turnstream.ids import SessionKey
 from turnstream.log.handle import Handled
 from turnstream.session.commands import AnswerRequest as AnswerCommand
 from turnstream.session.commands import Origin
-from turnstream.session.events import Asks, RequestAnswered
+from turnstream.session.events import RequestAnswered
 from turnstream.session.state import request_id
 from turnstream.views import requests as view
 from turnstream_api import checks
@@ -42,7 +42,7 @@ class ListRequests(Read, frozen=True, kw_only=True):
     state: view.State | Literal["any"] = "open"
     session: Annotated[str, Meta(max_length=ids.SESSION_MAX)] | None = None
     run: Annotated[str, Meta(max_length=ids.SESSION_MAX + 32)] | None = None
-    kind: Asks | None = None
+    kind: view.Kind | None = None
 
 
 async def list_requests(api: Api, caller: Caller, request: ListRequests) -> Answer:

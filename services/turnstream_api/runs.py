@@ -86,12 +86,19 @@ async def start_run(api: Api, caller: Caller, request: StartRun) -> Answer | Str
     return await messages.post(api, caller, key, message, opens, operation="start_run", request=request, fresh=fresh)
 
 
+RunName = Annotated[str, Meta(max_length=ids.SESSION_MAX + 32, description="`<session>.<n>`.")]
+
+
 class ListRuns(Read, frozen=True, kw_only=True):
+    """`parent`: those that this run has delegated; `root`: those, and what they have delegated in turn."""
+
     limit: Limit = 50
     cursor: Cursor | None = None
     session: Annotated[str, Meta(max_length=ids.SESSION_MAX)] | None = None
     status: RunStatus | None = None
     agent: AgentName | None = None
+    parent: RunName | None = None
+    root: RunName | None = None
     since: (
         Annotated[int, Meta(ge=0, le=2**53, description="Requested at or after this time, in milliseconds.")] | None
     ) = None
@@ -108,6 +115,8 @@ async def list_runs(api: Api, caller: Caller, request: ListRuns) -> Answer:
         session=request.session,
         status=request.status,
         agent=request.agent,
+        parent=request.parent,
+        root=request.root,
         since=request.since,
     )
     return Answer(body=page, seq=page.position)
@@ -133,7 +142,7 @@ class ReadSteps(Read, frozen=True, kw_only=True):
 
 
 async def read_steps(api: Api, caller: Caller, request: ReadSteps) -> Answer:
-    """The run's waterfall: model calls, tools and waits for a person, with begin, end, usage."""
+    """The run's waterfall: model calls, tools, waits for a person and sub-agents, with begin, end, usage."""
     await checks.shown(api, request.after)
 
     async def look() -> steps_view.Steps | None:
@@ -169,7 +178,7 @@ class WaitRun(Request, frozen=True, kw_only=True):
 
 class Waited(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A run by the log itself. `outcome` is there if it has ended; where it has not, `status` is `queued`, `running`
-    or `waiting`: then it is a person who is waited for, and `requests` says for what. `seq` is the sequence that this
+    or `waiting`: for a person, if `requests` says for what, else for its sub-agents. `seq` is the sequence that this
     reflects."""
 
     run: str

@@ -107,10 +107,13 @@ async def update_session(api: Api, caller: Caller, request: UpdateSession) -> An
 
 
 class ListSessions(Read, frozen=True, kw_only=True):
+    """`parent`: those that runs of this session have delegated to."""
+
     limit: Limit = 50
     cursor: Cursor | None = None
     status: view.Status | None = None
     agent: AgentName | None = None
+    parent: Annotated[str, Meta(max_length=ids.SESSION_MAX)] | None = None
     q: Annotated[str, Meta(max_length=128, description="A part of the title.")] | None = None
 
 
@@ -126,6 +129,7 @@ async def list_sessions(api: Api, caller: Caller, request: ListSessions) -> Answ
         cursor=request.cursor,
         status=request.status,
         agent=request.agent,
+        parent=request.parent,
         q=request.q,
     )
     return Answer(body=page, seq=page.position)

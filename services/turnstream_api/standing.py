@@ -6,7 +6,6 @@ import asyncio
 import msgspec
 
 from turnstream.session.events import (
-    Asks,
     Blob,
     Error,
     MessageWithdrawn,
@@ -20,6 +19,7 @@ from turnstream.session.events import (
     Usage,
 )
 from turnstream.session.state import Run, Session, request_id
+from turnstream.views.requests import Kind, kind_of
 from turnstream.views.run_row import BY_DELETION, BY_WITHDRAWAL
 from turnstream_api.api import Api
 from turnstream_api.errors import Problem
@@ -49,7 +49,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     says what happens then."""
 
     request: str
-    kind: Asks
+    kind: Kind
     prompt: str
     call_id: str
     schema: dict[str, object] | None = None
@@ -60,7 +60,8 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """`outcome` is there if the run has ended, `requests` if it waits. `seq` is the sequence that this reflects."""
+    """`outcome` is there if the run has ended, `requests` if it waits for a person. `seq` is the sequence
+    that this reflects."""
 
     status: RunStatus
     seq: int
@@ -81,7 +82,7 @@ async def standing_of(api: Api, session: Session, n: int, timeout: float, *, aft
             return Standing(status=outcome.status, seq=outcome.seq, outcome=outcome)
         if run is None:
             return await _end_of(api, session, n, after)
-        if run.requests or over:
+        if run.for_people or over:
             requests = await requests_of(api, session, run)
             return Standing(status=run.status, seq=session.seq, requests=requests)
         found = await api.hub.wait(session, Filter(run=n), until - clock())
@@ -100,15 +101,17 @@ async def _end_of(api: Api, session: Session, n: int, after: int) -> Standing:
 
 
 async def requests_of(api: Api, session: Session, run: Run) -> tuple[OpenRequest, ...]:
-    """The run's open requests, as they were asked."""
+    """What the run asks of people and is not answered, as it was asked."""
     asked: dict[str, OpenRequest] = {}
-    for seq in sorted({request.asked_seq for request in run.requests}):
+    for seq in sorted({request.asked_seq for request in run.for_people}):
         recorded = await api.log.at(session.key, seq)
         data = recorded.event.data if recorded else None
         for ask in data.requests if isinstance(data, RunWaiting) else ():
+            if (kind := kind_of(ask.kind)) is None:
+                continue
             asked[ask.request] = OpenRequest(
                 request=ask.request,
-                kind=ask.kind,
+                kind=kind,
                 prompt=ask.prompt,
                 call_id=ask.call_id,
                 schema=ask.schema,
@@ -118,7 +121,7 @@ async def requests_of(api: Api, session: Session, run: Run) -> tuple[OpenRequest
             )
     return tuple(
         msgspec.structs.replace(asked[name], expires_at=request.expires_at)
-        for request in run.requests
+        for request in run.for_people
         if (name := request_id(session, run.n, request.k)) in asked
     )
 

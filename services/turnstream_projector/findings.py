@@ -16,11 +16,14 @@ Kind = Literal[
     "no_such_run",
     "fenced",  # a fact of an attempt that is not the current one
     "transition",  # an edge that the state table does not have
-    "second_end",  # a run has more than one terminal event
+    "second_end",  # a run has more than one terminal event, or a child is told of twice
     "call_open",  # a reply, or an end that does not say so, while a tool call has no result
     "no_such_call",  # a tool fact without its call
     "no_such_request",  # an answer to what is not open, or a request that no call makes
     "no_such_message",  # a run takes, or leaves over, what has not reached it
+    "no_such_child",  # a child, or its end, that nobody has delegated to
+    "child_missing",  # a run has gone on without the child that it delegated to
+    "child_untold",  # a child and whoever delegated to it do not agree on its end
     "message_lost",  # a run ends, and nobody takes what steered it
     "deleted",  # an event behind the session's deletion
     "another_log",  # the views were made of another log

@@ -52,6 +52,7 @@ async def fsck(broker: Broker, database: Database, *, on_progress: Callable[[Pro
                 at = await _position(connection)
                 writer = Writer(scratch, await generations.prepare(scratch, extent.log))
                 events = await _read(broker, extent, checker, findings, writer, at, on_progress)
+                checker.finish()
                 if at and _comparable(at, extent, findings):
                     await _compare(connection, at, scratch, writer, findings)
         finally:

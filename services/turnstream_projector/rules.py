@@ -11,15 +11,19 @@ import msgspec
 from turnstream.ids import SessionKey
 from turnstream.log.messages import UNGUARDED
 from turnstream.session.events import (
+    ChildEnded,
+    ChildStarted,
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
+    PlanChanged,
     Recorded,
     RequestAnswered,
     RequestExpired,
     RunCancelRequested,
     RunEnded,
     RunReleased,
+    RunReported,
     RunRequested,
     RunStarted,
     RunSteered,
@@ -37,6 +41,7 @@ from turnstream.session.policy import resolve
 from turnstream.session.recent import Recent
 from turnstream.session.state import Run, Session, has_edge, request_id
 from turnstream.session.turns import Turns
+from turnstream_projector import kinship
 from turnstream_projector.findings import Findings, Kind
 
 
@@ -47,6 +52,13 @@ class Checker:
         self._findings = findings
         self._sessions: dict[SessionKey, Session] = {}
         self._broken: set[SessionKey] = set()
+        self._told: set[SessionKey] = set()
+
+    def finish(self) -> None:
+        """The whole log was read: sessions are held against each other."""
+        whole = {key: session for key, session in self._sessions.items() if key not in self._broken}
+        if len(whole) == len(self._sessions):  # else nobody can say what is missing
+            kinship.check(whole, self._told, self._findings)
 
     def check(self, recorded: Recorded) -> None:
         key = recorded.event.key
@@ -97,7 +109,9 @@ class Checker:
             case RunRequested():
                 self._check_number(session, recorded, data.run)
                 last = session.last_ended
-                if session.runs or last is None or last.run != data.retry_of:
+                if data.action:
+                    pass
+                elif session.runs or last is None or last.run != data.retry_of:
                     message = f"run {data.retry_of} is tried again, but it is not what ended last"
                     self._add("transition", session, session.key.run(data.run), recorded, message)
             case (
@@ -110,6 +124,7 @@ class Checker:
                 | ModelReplied()
                 | ToolStarted()
                 | ToolReturned()
+                | ChildStarted()
                 | RunCancelRequested()
                 | RunEnded()
             ):
@@ -118,6 +133,14 @@ class Checker:
                     self._check_gone(session, recorded, data.run)
                 else:
                     self._check_run(session, run, recorded)
+            case ChildEnded():
+                self._check_child_ended(session, recorded, data)
+            case RunReported():
+                self._check_reported(session, recorded, data)
+            case PlanChanged():
+                if (run := session.run(data.run)) and run.call(data.call_id) is None:
+                    message = f"a checklist by call {data.call_id}, which is not open"
+                    self._add("no_such_call", session, session.key.run(run.n), recorded, message)
             case SessionUpdated() | SessionDeleted() | SessionErased() | Unknown():
                 pass
             case _:
@@ -181,6 +204,7 @@ class Checker:
                 | ModelReplied()
                 | ToolStarted()
                 | ToolReturned()
+                | ChildStarted()
                 | RunEnded()
             ):
                 if data.attempt == run.attempt:
@@ -222,6 +246,8 @@ class Checker:
             self._add("transition", session, where, recorded, f"{name} of a run that is {run.status}")
         elif isinstance(data, ModelReplied) and run.open_calls:
             self._add_open(session, run, recorded)
+        elif isinstance(data, ChildStarted):
+            self._check_intent(session, run, recorded, data)
         elif isinstance(data, RunSteered):
             strange = [message for message in data.message_ids if message not in run.steering]
             self._check_messages(session, where, recorded, strange)
@@ -237,6 +263,32 @@ class Checker:
         asked = {ask.call_id for ask in data.requests}
         if any(call.id not in asked for call in run.open_calls):
             self._add_open(session, run, recorded)
+
+    def _check_intent(self, session: Session, run: Run, recorded: Recorded, data: ChildStarted) -> None:
+        where, call = session.key.run(run.n), run.call(data.call_id)
+        if call is None or call.asks != "child" or call.child:
+            message = f"a child for call {data.call_id}, which does not ask for one"
+            self._add("no_such_call", session, where, recorded, message)
+        expected = session.key.child(run.n, run.children + 1).session
+        if (data.k, data.child_session) != (run.children + 1, expected):
+            message = f"child {data.k} in {data.child_session}, but the next one is in {expected}"
+            self._add("no_such_child", session, where, recorded, message)
+
+    def _check_child_ended(self, session: Session, recorded: Recorded, data: ChildEnded) -> None:
+        where = session.key.run(data.run)
+        if session.child(data.run, data.k):
+            return
+        if dict(session.delegated).get(data.run, 0) < data.k:
+            self._add("no_such_child", session, where, recorded, f"an end of child {data.k}, which was never intended")
+        else:
+            self._add("second_end", session, where, recorded, f"child {data.k} has ended before")
+
+    def _check_reported(self, session: Session, recorded: Recorded, data: RunReported) -> None:
+        if data.told:
+            self._told.add(session.key)
+        if not session.unreported:
+            message = "an end is told that nobody waits for, or that is told already"
+            self._add("transition", session, session.key.run(data.run), recorded, message)
 
     def _check_request(self, session: Session, run: Run, recorded: Recorded, request: str) -> None:
         if not any(request == request_id(session, run.n, one.k) for one in run.requests):
@@ -281,7 +333,9 @@ def _side_by_side(session: Session, data: MessagePosted) -> bool:
     stored, so where it may say so, it may have."""
     assert data.starts
     policy = resolve(data.starts.spec.policy)
-    waiting = next((run for run in session.runs if run.requests and not run.is_to_end), None)
+    if not session.live:
+        return policy.on_message_parked == "interleave"
+    waiting = next((run for run in session.runs if run.for_people and not run.is_to_end), None)
     if waiting is None:
         return policy.on_busy == "parallel" or policy.message_on_busy == "allow"
     if any(request.kind == "approval" for request in waiting.requests):

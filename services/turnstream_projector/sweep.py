@@ -6,6 +6,8 @@ been as it is for long is looked at. Where no wake-up for its session is waiting
     a run that is queued            if it may start
     a run that is being carried out  if its own wake-up is gone: its runner is gone too (or its deadline has passed)
     a run that waits for a person   if its deadline, or the time of a request, is over
+    a session with sub-agents       if one of them is to be ended
+    a session that is a sub-agent's if whoever delegated to it was not told that it has ended
     a session that is deleted       if something of it is left
 
 and for nothing else: a run that waits may wait for months. The wake-up has no message id, so the broker cannot take it
@@ -51,7 +53,8 @@ class Sweep:
         `BrokerFault`."""
         now = self._clock.now()
         before = now - round(self._after * 1000)
-        return await self._live(now, before) + await self._due(before) + await self._deleted(before)
+        woken = await self._live(now, before) + await self._due(before)
+        return woken + await self._unsettled(before) + await self._deleted(before)
 
     async def _live(self, now: int, before: int) -> int:
         woken, place = 0, (0, "")
@@ -82,6 +85,17 @@ class Sweep:
                     woken += 1
             last = page[-1]
             place = (last.due, runs.key_of(last.key, last.row.n))
+        return woken
+
+    async def _unsettled(self, before: int) -> int:
+        woken, place = 0, (0, "")
+        while page := await sessions.unsettled_before(self._database, before, place, limit=PAGE):
+            for session in page:
+                row = session.row
+                if await self._work.waiting(row.queue, session.key) is None:
+                    await self._wake(row.queue, session.key, row.seq, row.last_run, "unsettled")
+                    woken += 1
+            place = (page[-1].row.updated_at, str(page[-1].key))
         return woken
 
     async def _deleted(self, before: int) -> int:

@@ -22,6 +22,7 @@ CHILD = "--"
 """Separates a child session's id from its parent's; no client opens an id that holds it."""
 
 _NAMESPACE = uuid.UUID("6f0f5a52-0d3e-5a7b-9c55-7475726e7374").bytes
+_CHILD_RUN = re.compile(r"(.+?)--([1-9][0-9]{0,14})-[1-9][0-9]{0,14}(?:--[0-9-]+)?")
 _SESSION = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _RUN = re.compile(r"([A-Za-z0-9_-]{1,128})\.([1-9][0-9]{0,14})")
 _REQUEST = re.compile(r"(.+)\.q([1-9][0-9]{0,14})")
@@ -41,12 +42,23 @@ class SessionKey(msgspec.Struct, frozen=True, order=True):
 
     def child(self, n: int, k: int) -> "SessionKey":
         """The session of the `k`th child of run `n`: a repeat of what opens it cannot open a second."""
-        return SessionKey(self.account, f"{self.session}{CHILD}{n}-{k}")
+        return SessionKey(self.account, child_id(self.session, n, k))
+
+
+def child_id(session: str, n: int, k: int) -> str:
+    """The session of the `k`th child of run `n`."""
+    return f"{session}{CHILD}{n}-{k}"
 
 
 def run_id(session: str, n: int) -> str:
     """`<session>.<n>`: a run can be located without an index."""
     return f"{session}.{n}"
+
+
+def root_of(session: str) -> str | None:
+    """The run at the top of the tree that a child's session belongs to, by its id; None of one that is no child's."""
+    match = _CHILD_RUN.fullmatch(session)
+    return run_id(match[1], int(match[2])) if match else None
 
 
 def parse_run_id(text: str) -> tuple[str, int] | None:

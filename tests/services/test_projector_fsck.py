@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 from sqlalchemy import delete, insert, update
-from tests.support.logs import SPECS, Log, publish, wander
+from tests.support.logs import SPECS, Log, child_call, publish, wander
 from tests.support.nats import connect
 
 from turnstream import subjects
@@ -24,6 +24,8 @@ from turnstream.session.events import (
     Answered,
     Answers,
     Ask,
+    ChildEnded,
+    ChildStarted,
     Event,
     Fact,
     Leftover,
@@ -31,13 +33,17 @@ from turnstream.session.events import (
     MessageWithdrawn,
     ModelReplied,
     OnMessageData,
+    Opens,
+    Parent,
     Part,
+    PlanChanged,
     PolicyData,
     Queued,
     RequestAnswered,
     RequestExpired,
     RunEnded,
     RunReleased,
+    RunReported,
     RunRequested,
     RunStarted,
     RunSteered,
@@ -101,6 +107,7 @@ def checked(log: Log) -> list[tuple[str, str, int | None]]:
     checker = Checker(findings)
     for recorded in log.events:
         checker.check(recorded)
+    checker.finish()
     return [(finding.kind, finding.where, finding.seq) for finding in findings.all]
 
 
@@ -121,6 +128,20 @@ def waiting(request: str, call: str, kind: str = "question") -> RunWaiting:
     return RunWaiting(run=1, attempt=1, requests=(ask,))
 
 
+def child(k: int = 1, attempt: int = 1, **fields: object) -> ChildStarted:
+    given = {"call_id": "c1", "child_session": f"s1--1-{k}", "spec": SPECS["default"], **fields}
+    return ChildStarted(run=1, attempt=attempt, k=k, **given)  # pyright: ignore
+
+
+def came_out(k: int) -> ChildEnded:
+    return ChildEnded(run=1, call_id=f"d{k}", k=k, status="completed")
+
+
+def opens_child(session: str = "s1", *, k: int) -> Opens:
+    return Opens(parent=Parent(session=session, run=1, call_id="c1", k=k))
+
+
+DELEGATED = child_call("c1")
 ASKING = ToolCall(id="c1", name="ask", arguments="{}", asks="question")
 CALL2 = ToolCall(id="c2", name="add", arguments="{}")
 WAITING = (said(1), STARTED, reply(1, ASKING), waiting("q1", "c1"))
@@ -202,6 +223,15 @@ def test_a_log_that_decide_has_written_has_no_findings() -> None:
         ),
         ((said(1), msgspec.structs.replace(STARTED, message_ids=("m1", "m2"))), ("no_such_message", "s1.1", 2)),
         ((said(1), STARTED, ended(), heard("m2", steers=Steers(run=1))), ("transition", "s1.1", 4)),
+        # children: each is intended, and ends once
+        ((said(1), STARTED, reply(1, CALL), child()), ("no_such_call", "s1.1", 4)),
+        ((said(1), STARTED, reply(1, DELEGATED), child(k=2)), ("no_such_child", "s1.1", 4)),
+        ((said(1), STARTED, reply(1, DELEGATED), child(child_session="s2")), ("no_such_child", "s1.1", 4)),
+        ((said(1), STARTED, reply(1, DELEGATED), child(attempt=2)), ("fenced", "s1.1", 4)),
+        ((said(1), STARTED, reply(1, DELEGATED), came_out(1)), ("no_such_child", "s1.1", 4)),
+        ((said(1), STARTED, reply(1, DELEGATED), child(), came_out(1), came_out(1)), ("second_end", "s1.1", 6)),
+        ((said(1), STARTED, ended(), RunReported(run=1)), ("transition", "s1.1", 4)),
+        ((said(1), STARTED, PlanChanged(items=(), run=1, attempt=1, call_id="c9")), ("no_such_call", "s1.1", 3)),
         # a session that is deleted
         ((said(1), DELETED, STARTED), ("deleted", "default/s1", 3)),
         ((said(1), DELETED, DELETED), ("deleted", "default/s1", 3)),
@@ -212,6 +242,81 @@ def test_a_log_that_decide_has_written_has_no_findings() -> None:
 )
 def test_a_fact_that_no_rule_allows_is_found(facts: tuple[Fact, ...], fault: tuple[str, str, int]) -> None:
     assert found(*facts) == [fault]
+
+
+def test_what_is_still_to_be_done_between_sessions_is_no_finding() -> None:
+    log = Log()
+    log.say("s1", "hello")
+    log.start("s1", 1)
+    log.reply("s1", 1, child_call("d1"), child_call("d2"))
+    log.intend("s1", 1, "d1")
+    assert checked(log) == [], "its session is about to be opened"
+    log.do("s1", CancelRun(origin=log.origin(), run=1))
+    log.end("s1", 1, status="cancelled")
+    assert checked(log) == [], "it is to be opened, and ended"
+    log.open_child("s1", 1, 1)
+    log.do("s1--1-1", CancelRun(origin=log.origin(), run=1))
+    assert checked(log) == [], "that it has ended is to be told"
+    log.tell("s1--1-1", "cancelled")
+    assert checked(log) == []
+
+
+def test_a_child_whose_parent_is_deleted_needs_none() -> None:
+    log = Log()
+    log.delegates("s1", True)
+    log.delete("s1", "detach")
+    assert checked(log) == []
+    log.erase("s1")
+    log.entries = log.left
+    assert checked(log) == []
+
+
+def test_a_child_that_nobody_has_delegated_to_is_found() -> None:
+    log = Log()
+    log.turn("s1")
+    log.put("s1--1-1", msgspec.structs.replace(said(1), opens=opens_child(k=1)))
+    assert checked(log) == [("no_such_child", "default/s1--1-1", None)]
+    log.put("s7--1-1", msgspec.structs.replace(said(1), opens=opens_child("s7", k=1)))
+    assert checked(log)[1:] == [("no_such_child", "default/s7--1-1", None)]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_an_intent_that_came_to_nothing_is_found(ends: bool) -> None:
+    facts = (said(1), STARTED, reply(1, DELEGATED), child(wait=not ends))
+    done = (ToolReturned(run=1, attempt=1, call_id="c1", status="ok"), ended())
+    followed = done if ends else (waiting("q1", "c1", "child"),)
+    assert found(*facts) == []
+    assert found(*facts, *followed) == [("child_missing", "s1--1-1", None)]
+
+
+def test_an_end_of_which_the_two_logs_do_not_agree_is_found() -> None:
+    log = Log()
+    log.delegates("s1", True, True)
+    log.put("s1", came_out(1))
+    assert checked(log) == [("child_untold", "default/s1--1-1", None)], "it has not ended"
+    log.start("s1--1-1", 1)
+    log.end("s1--1-1", 1)
+    assert checked(log) == []
+    log.start("s1--1-2", 1)
+    log.end("s1--1-2", 1)
+    log.put("s1--1-2", RunReported(run=1))
+    assert checked(log) == [("child_untold", "default/s1--1-2", None)]
+    log.put("s1", came_out(2))
+    assert checked(log) == []
+
+
+def test_beside_a_parked_run_a_message_may_start_one_where_the_policy_says_so() -> None:
+    parked = (STARTED, reply(1, DELEGATED), child(), waiting("q1", "c1", "child"))
+    opened = msgspec.structs.replace(said(1), opens=opens_child(k=1))
+    for wanted, kinds in (("interleave", []), ("reject", ["two_holders"])):
+        policy = PolicyData(on_message=OnMessageData(parked=wanted))  # pyright: ignore
+        log = Log()
+        log.put("s1", said(1, policy=policy))
+        for fact in parked:
+            log.put("s1", fact)
+        log.put("s1--1-1", opened)
+        log.put("s1", said(2, policy=policy))
+        assert [kind for kind, _, _ in checked(log)] == kinds
 
 
 def test_an_end_other_than_cancelled_behind_a_cancel_is_found() -> None:

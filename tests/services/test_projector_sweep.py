@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.support.logs import Log, publish
+from tests.support.logs import Log, child_call, publish
 from tests.support.nats import connect
 from tests.support.waiting import eventually
 
@@ -239,3 +239,47 @@ async def test_s56_a_deletion_that_nobody_finishes(
     await place.show()
     await place.broker.api("STREAM.PURGE.WORK")
     assert await place.sweep.once() == 0
+
+
+async def test_s56_a_child_whose_end_was_not_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.log.delegates("s1", True)
+    place.log.start("s1--1-1", 1)
+    place.log.end("s1--1-1", 1)
+    await place.show()
+    assert await place.sweep.once() == 0  # it may be about to
+    place.later(monkeypatch, OLD)
+    assert await place.sweep.once() == 1
+    assert await place.waiting() == [subjects.work("default", place.log.key("s1--1-1"))]
+    assert await place.sweep.once() == 0
+    place.log.tell("s1--1-1")
+    await place.show()
+    await place.broker.api("STREAM.PURGE.WORK")
+    assert await place.sweep.once() == 1
+    assert await place.waiting() == [subjects.work("default", place.log.key("s1"))], "the parent can go on"
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_s56_children_that_are_to_be_ended(place: Place, monkeypatch: pytest.MonkeyPatch, deleted: bool) -> None:
+    place.log.say("s1", "hello")
+    place.log.start("s1", 1)
+    place.log.reply("s1", 1, child_call("d1"))
+    place.log.intend("s1", 1, "d1")  # its session is not there, so nobody but this one can be woken for it
+    place.log.do("s1", CancelRun(origin=place.log.origin(), run=1))
+    place.log.end("s1", 1, status="cancelled")
+    if deleted:
+        place.log.delete("s1", "detach")
+    await place.show()
+    place.later(monkeypatch, OLD)
+    assert await place.sweep.once() == 1
+    assert await place.waiting() == [subjects.work("default", place.log.key("s1"))]
+    assert await place.sweep.once() == 0
+
+
+async def test_a_run_that_waits_for_its_children_is_let_be(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.log.delegates("s1", True)
+    place.log.start("s1--1-1", 1)
+    await place.work.wake("default", place.log.key("s1--1-1"), 1)
+    await place.show()
+    place.later(monkeypatch, OLD)
+    woken = await place.sweep.once()
+    assert await place.waiting() == [subjects.work("default", place.log.key("s1--1-1"))] * (1 + woken)

@@ -16,12 +16,14 @@ from turnstream.session.commands import (
     CancelRun,
     Command,
     DeleteSession,
+    EndChild,
     EraseSession,
     ExpireRequest,
     OpenSession,
     Origin,
     PostMessage,
     RecordFact,
+    ReportRun,
     RetrySession,
     RunFact,
     StartRun,
@@ -32,13 +34,18 @@ from turnstream.session.decide import decide
 from turnstream.session.errors import Rejected
 from turnstream.session.events import (
     ASK_USER,
+    DELEGATE,
     Ask,
+    ChildEnded,
+    ChildStarted,
     DeleteMode,
+    EndStatus,
     Error,
     Event,
     Fact,
     ModelReplied,
     Opens,
+    Parent,
     Part,
     PolicyData,
     Recorded,
@@ -206,6 +213,69 @@ class Log:
         self.ask(session, n, **fields)
         return n
 
+    # --- what one session delegates to another ------------------------------------------------------------------------
+
+    def delegates(self, session: str, *waits: bool) -> int:
+        """A turn that delegates: the number of its run."""
+        self.say(session, "hello")
+        n = self.sessions[self.key(session)].last_run
+        self.hand_on(session, n, *waits)
+        return n
+
+    def hand_on(self, session: str, n: int, *waits: bool) -> None:
+        """The run starts, delegates once for each of `waits`, and parks on those that it waits for."""
+        self.start(session, n)
+        self.reply(session, n, *[child_call(f"d{k}") for k in range(1, len(waits) + 1)])
+        for k, wait in enumerate(waits, 1):
+            self.delegate(session, n, f"d{k}", wait=wait)
+        for call in [call for call in self._run(session, n).open_calls if not call.wait]:
+            fact = ToolReturned(run=n, attempt=self._run(session, n).attempt, call_id=call.id, status="ok", output="{}")
+            self.report(session, fact)
+        if any(waits):
+            self.ask(session, n)
+
+    def delegate(self, session: str, n: int, call_id: str, *, wait: bool = True) -> None:
+        """The intent, and the child's session."""
+        self.intend(session, n, call_id, wait=wait)
+        self.open_child(session, n, self._run(session, n).children)
+
+    def intend(self, session: str, n: int, call_id: str, *, wait: bool = True) -> None:
+        run = self._run(session, n)
+        k = run.children + 1
+        name = self.key(session).child(n, k).session
+        fact = ChildStarted(
+            run=n, attempt=run.attempt, call_id=call_id, k=k, child_session=name, wait=wait, spec=SPECS["default"]
+        )
+        self.report(session, fact)
+
+    def open_child(self, session: str, n: int, k: int) -> None:
+        child = self.sessions[self.key(session)].child(n, k)
+        assert child
+        command = PostMessage(
+            origin=self.origin("agent:default"),
+            message_id="brief",
+            author="agent:default",
+            content=(Part(text="do it"),),
+            specs=SPECS,
+            opens=Opens(parent=Parent(session=session, run=n, call_id=child.call_id, k=k, schema={})),
+        )
+        self.do(child.session, command)
+
+    def tell(self, child: str, status: EndStatus = "completed", **fields: object) -> None:
+        """What came of run 1 of a child that has ended is told, and that it was."""
+        parent = self.sessions[self.key(child)].parent
+        assert parent
+        usage = Usage(output_tokens=3)
+        said = {"run": parent.run, "call_id": parent.call_id, "k": parent.k, "status": status, "usage": usage}
+        ended = ChildEnded(**{**said, **fields})  # pyright: ignore
+        told = True
+        try:
+            self.do(parent.session, EndChild(origin=self.origin("runner:one"), ended=ended))
+        except Rejected:
+            told = False
+        if self.sessions[self.key(child)].exists:
+            self.do(child, ReportRun(origin=self.origin("runner:one"), run=1, told=told))
+
     def answer(self, session: str, n: int, k: int | None = None, answer: object = None, **fields: object) -> None:
         command = AnswerRequest(origin=self.origin("user:bob"), run=n, request=k, answer=answer, **fields)  # pyright: ignore
         self.do(session, command)
@@ -253,6 +323,10 @@ class Log:
         return run
 
 
+def child_call(call_id: str) -> ToolCall:
+    return ToolCall(id=call_id, name=DELEGATE, arguments='{"brief":"do it"}', asks="child")
+
+
 def _encode(event: Event) -> bytes:
     """The stored record; this release does not write types that it does not know, so that one is written by hand."""
     if not isinstance(event.data, Unknown):
@@ -276,7 +350,10 @@ def wander(rng: random.Random, steps: int, *, sessions: int = 6, faults: bool = 
     names = [f"s{n}" for n in range(sessions)]
     while len(log.entries) < steps:
         log.time += rng.choice((0, 0, 1, 40, 5000))
-        name = rng.choice(names)
+        if all((session := log.sessions.get(log.key(name))) and session.deleted for name in names):
+            names.append(f"s{len(names)}")
+        children = [key.session for key, session in log.sessions.items() if session.parent]
+        name = rng.choice(children if children and rng.random() < 0.3 else names)
         try:
             _step(log, rng, name, log.sessions.get(log.key(name), Session(key=log.key(name))), faults)
         except Rejected:
@@ -316,6 +393,8 @@ def _step(log: Log, rng: random.Random, name: str, session: Session, faults: boo
                 log.delete(name, rng.choice(("detach", "erase")))
             elif not session.deleted.erased:
                 log.erase(name)
+        case 14 | 15 if session.unreported and session.last_ended:
+            log.tell(name, session.last_ended.status)  # pyright: ignore
         case _ if run:
             _drive(log, rng, name, run)
         case _:
@@ -332,11 +411,14 @@ POLICIES: tuple[dict[str, object], ...] = (
 
 def _drive(log: Log, rng: random.Random, name: str, run: Run) -> None:
     """The next thing that a runner, or whoever is asked, may say."""
-    asking = [call for call in run.open_calls if call.asks and not call.request]
+    asking = [call for call in run.open_calls if call.asks and not call.request and not call.closed]
+    intended = [call for call in run.open_calls if call.asks == "child" and not call.child]
     if run.status == "queued" or rng.random() < 0.1:
         log.start(name, run.n)
     elif run.status == "waiting":
         _close(log, rng, name, run)
+    elif intended and rng.random() < 0.8:
+        log.delegate(name, run.n, intended[0].id, wait=rng.random() < 0.8)
     elif run.open_calls and len(asking) == len(run.open_calls):
         expires = rng.choice((None, None, 1000))
         log.ask(name, run.n, expires_in=expires, on_expiry=rng.choice(("fail", "null")))
@@ -346,7 +428,11 @@ def _drive(log: Log, rng: random.Random, name: str, run: Run) -> None:
         log.report(name, RunSteered(run=run.n, attempt=run.attempt, message_ids=run.steering))
     elif rng.random() < 0.4:
         calls = [
-            ToolCall(id=f"c{k}", name="add", arguments='{"a":1}', asks=rng.choice((None, None, "question", "approval")))
+            child_call(f"c{run.steps}-{k}")
+            if rng.random() < 0.2
+            else ToolCall(
+                id=f"c{k}", name="add", arguments='{"a":1}', asks=rng.choice((None, None, "question", "approval"))
+            )
             for k in range(rng.randrange(1, 4))
         ]
         log.reply(name, run.n, *calls, reasoning="hm", duration=rng.choice((0, 30)))
@@ -360,9 +446,9 @@ def _drive(log: Log, rng: random.Random, name: str, run: Run) -> None:
 
 
 def _close(log: Log, rng: random.Random, name: str, run: Run) -> None:
-    if not run.requests:
+    if not run.for_people:
         return
-    request = rng.choice(run.requests)
+    request = rng.choice(run.for_people)
     if rng.random() < 0.3:
         log.do(name, ExpireRequest(origin=log.origin("runner:one"), run=run.n, request=request.k, now=log.time))
     elif request.kind == "approval":

@@ -6,9 +6,9 @@ time, in the form in which every event is stored: so the views fold it as they f
 events do, and views made from zero show the same as those that saw the session live.
 
 Kept is how it went: who was asked when, attempts, steps, tools by name, usage, and the end with everything that it says
-(the answer, its reasoning, the error). Gone is what was said before and who said it: messages, titles, what the model
-wrote on the way, arguments and results of tools, questions and answers, and the digests of requests, by which a guess
-could be checked.
+(the answer, its reasoning, the error), and the call that delegated it. Gone is what was said before and who said it:
+messages, titles, what the model wrote on the way, arguments and results of tools, questions and answers, and the
+digests of requests, by which a guess could be checked.
 """
 
 from collections import defaultdict
@@ -24,13 +24,18 @@ from turnstream.log.base import Unreadable
 from turnstream.session.events import (
     Answered,
     Blob,
+    ChildEnded,
+    ChildStarted,
     Fact,
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
+    Opens,
+    PlanChanged,
     Recorded,
     RequestAnswered,
     RunEnded,
+    RunReported,
     RunRequested,
     RunStarted,
     RunWaiting,
@@ -145,7 +150,7 @@ def _concerned(data: Fact | Unknown, routed: dict[str, int], live: set[int]) -> 
     """The runs that a fact is about. `routed` learns which message belongs to which run, `live` which have not
     ended."""
     match data:
-        case SessionOpened() | SessionUpdated() | SessionErased() | Unknown():
+        case SessionOpened() | SessionUpdated() | SessionErased() | PlanChanged() | RunReported() | Unknown():
             return ()
         case SessionDeleted():
             return sorted(live)
@@ -196,7 +201,9 @@ def _silent(data: Fact | Unknown, run: int) -> Fact | Unknown:
                 requests=tuple([Answered(request=one.request, declined=one.declined) for one in data.answers.requests]),
             )
             author = data.author if data.queued and data.queued.interrupts == run else ""  # who cancels it
-            return replace(data, author=author, content=(), attachments=(), context="", opens=None, answers=answers)
+            parent = data.opens.parent if data.opens else None
+            opens = Opens(parent=replace(parent, schema=None)) if parent else None
+            return replace(data, author=author, content=(), attachments=(), context="", opens=opens, answers=answers)
         case RunWaiting():
             asks = tuple(
                 [replace(ask, prompt="", schema=None, choices=(), digest="", default=None) for ask in data.requests]
@@ -209,6 +216,10 @@ def _silent(data: Fact | Unknown, run: int) -> Fact | Unknown:
             return replace(data, content="", reasoning="", tool_calls=calls, blob=None)
         case ToolReturned():
             return replace(data, output="", error="", blob=None)
+        case ChildEnded():
+            return replace(data, output="", blob=None, error=None)
+        case ChildStarted():
+            return replace(data, brief="")
         case RunEnded() if data.run != run:
             return replace(data, content="", reasoning="", blob=None, note="", error=None, reason="")
         case _:

@@ -11,7 +11,9 @@ import msgspec
 
 from turnstream.ids import SessionKey
 from turnstream.session.events import (
+    ChildEnded,
     MessagePosted,
+    Parent,
     Recorded,
     RunEnded,
     RunRequested,
@@ -145,6 +147,8 @@ class Batch:
                     self.moves.append((entry.seq, key.account, name, row.seq, row.updated_at))
                 after = evolve(session, entry)
                 self._fold_event(name, session, after, entry)
+                if after.children is not session.children:
+                    row = self._fold_children(name, row, session, after, entry)
                 row, session = session_row.fold(row, entry), after
         if session and not row.deleted:
             row = session_row.with_runs(row, session, known)
@@ -164,20 +168,32 @@ class Batch:
         if isinstance(data, SessionDeleted):
             self._delete(name, keeps_runs=data.mode == "detach")
 
+    def _fold_children(
+        self, name: str, row: session_row.Row, before: Session, after: Session, recorded: Recorded
+    ) -> session_row.Row:
+        """A child may end when the run that delegated to it has ended long since."""
+        changed = session_row.with_children(row, before, after, recorded)
+        if isinstance(data := recorded.event.data, ChildEnded):
+            for child in row.open_children:
+                if child not in changed.open_children:
+                    step = steps.child(recorded, data, child)
+                    self.steps.setdefault(f"{name}.{child.run}", []).append((0, step))
+        return changed
+
     def _fold_runs(self, name: str, before: Session, after: Session, recorded: Recorded) -> None:
         were = {run.n: run for run in before.runs}
         for run in after.runs:
             was = were.pop(run.n, None)
             if was is None:
-                self._add_run(name, run, recorded)
+                self._add_run(name, run, recorded, after.parent)
             elif was is not run:
                 self._change_run(name, run.n, run, recorded)
         for n in were:
             self._change_run(name, n, None, recorded)
 
-    def _add_run(self, name: str, run: Run, recorded: Recorded) -> None:
+    def _add_run(self, name: str, run: Run, recorded: Recorded, parent: Parent | None) -> None:
         key = f"{name}.{run.n}"
-        self.runs[key] = run_row.requested(recorded, run, self._said(name, recorded))
+        self.runs[key] = run_row.requested(recorded, run, self._said(name, recorded), parent)
         self.changed[key] = recorded.event.key
 
     def _said(self, name: str, recorded: Recorded) -> dict[str, int]:

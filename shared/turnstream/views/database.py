@@ -37,7 +37,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from turnstream.views.rows import bodies, text
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Counts up whenever a table or a fold changes: views of another version are made anew by the projector."""
 
 META = MetaData()

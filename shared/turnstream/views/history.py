@@ -184,8 +184,8 @@ def fold(recorded: Recorded, row: Row, run: Run | None) -> Stored | None:
                 blob=data.blob,
                 duration=data.duration,
             )
-        case RunWaiting() if run is not None:
-            return Asked(seq=seq, time=time, n=run.n, requests=tuple([request.k for request in run.requests]))
+        case RunWaiting() if run is not None and run.for_people:
+            return Asked(seq=seq, time=time, n=run.n, requests=tuple([request.k for request in run.for_people]))
         case _:
             return None
 

@@ -35,6 +35,8 @@ from turnstream.views.sessions import InvalidCursor
 
 _CURSOR = re.compile(r"([0-9]{1,18})\.([0-9]{1,9})")
 
+Kind = Literal["question", "approval"]
+"""What a person is asked. That a run waits for sub-agents too is no request of anybody."""
 State = Literal["open", "answered", "approved", "denied", "expired", "closed"]
 
 
@@ -44,7 +46,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     session: str
     run: str
-    kind: Asks
+    kind: Kind
     state: State
     call_id: str
     tool: str
@@ -86,7 +88,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
     n: int
     k: int
-    kind: Asks
+    kind: Kind
     call_id: str
     tool: str
     prompt: str
@@ -106,13 +108,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
 
 def asked(recorded: Recorded, data: RunWaiting, run: Run, row: run_row.Row) -> list[Row]:
-    """The requests that a run makes: `run` as it stands now, `row` as it was."""
+    """What a run asks of people: `run` as it stands now, `row` as it was."""
     tools = {call.id: call.name for call in row.open_calls}
     return [
         Row(
             n=run.n,
             k=request.k,
-            kind=ask.kind,
+            kind=kind,
             call_id=ask.call_id,
             tool=tools.get(ask.call_id, ""),
             prompt=ask.prompt,
@@ -126,7 +128,13 @@ def asked(recorded: Recorded, data: RunWaiting, run: Run, row: run_row.Row) -> l
             seq=recorded.seq,
         )
         for request, ask in zip(run.requests, data.requests, strict=True)
+        if (kind := kind_of(ask.kind))
     ]
+
+
+def kind_of(asks: Asks) -> Kind | None:
+    """None of what no person is asked."""
+    return None if asks == "child" else asks
 
 
 def id_of(session: str, row: Row) -> str:
@@ -237,7 +245,7 @@ async def list_page(
     state: State | None = "open",
     session: str | None = None,
     run: str | None = None,
-    kind: Asks | None = None,
+    kind: Kind | None = None,
 ) -> RequestPage:
     """A page of at most `limit` requests, the newest first. Raises `InvalidCursor`, `ViewsError`."""
     limit = page_size(limit)

@@ -18,6 +18,7 @@ from turnstream.session.events import (
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
+    Parent,
     PlanChanged,
     Recorded,
     RequestAnswered,
@@ -93,6 +94,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     """Time of the run's last event."""
     trigger: Requested = "message"
     retry_of: int = 0
+    parent: Parent | None = None
+    """The call that it was delegated by."""
     status: RunStatus = "queued"
     model: str = ""
     attempt: int = 0
@@ -104,6 +107,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     """When it came to stand as it stands; None once it has ended."""
     steps: int = 0
     tool_calls: int = 0
+    children: int = 0
+    """How many sub-agents it has had."""
     open_calls: tuple[OpenCall, ...] = ()
     unfinished: tuple[str, ...] = ()
     usage: Usage = Usage()
@@ -155,8 +160,9 @@ def about(data: Fact | Unknown) -> tuple[int | str, ...]:
             return (run,) if isinstance(run, int) else ()
 
 
-def requested(recorded: Recorded, run: Run, said: dict[str, int]) -> Row:
-    """The row of a run that is new. `said`: where the messages were stored that it may take."""
+def requested(recorded: Recorded, run: Run, said: dict[str, int], parent: Parent | None) -> Row:
+    """The row of a run that is new. `said`: where the messages were stored that it may take; `parent`: the call that
+    its session was made for."""
     data = recorded.event.data
     return Row(
         n=run.n,
@@ -168,6 +174,7 @@ def requested(recorded: Recorded, run: Run, said: dict[str, int]) -> Row:
         changed_at=recorded.time,
         trigger=run.trigger,
         retry_of=data.retry_of if isinstance(data, RunRequested) else 0,
+        parent=msgspec.structs.replace(parent, schema=None) if parent and run.n == 1 else None,
         live_since=recorded.time,
         said={name: said[name] for name in run.message_ids if name in said},
         folded=run,
@@ -190,6 +197,7 @@ def fold(row: Row, run: Run | None, recorded: Recorded) -> Row:
             "live_since": now if moved else row.live_since,
             "steps": run.steps,
             "tool_calls": run.tool_calls,
+            "children": run.children,
             "usage": run.usage,
             "folded": run,
         }

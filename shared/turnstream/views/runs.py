@@ -10,8 +10,9 @@ import msgspec
 from sqlalchemy import BigInteger, Column, Index, MetaData, SmallInteger, Table, Text, select
 from sqlalchemy import text as sql
 
-from turnstream.ids import SessionKey, parse_run_id, run_id
+from turnstream.ids import SessionKey, child_id, parse_run_id, root_of, run_id
 from turnstream.session.events import Blob, Error, Fact, Requested, RunEnded, RunStatus, Unknown, Usage
+from turnstream.session.state import Run
 from turnstream.views import sessions
 from turnstream.views.database import Database, Reader
 from turnstream.views.rows import PAGE, Values, page_size, text
@@ -47,6 +48,11 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     trigger: Requested
     """Why it is there."""
     retry_of: str | None
+    parent: str | None
+    """The run that delegated it, by its call `call_id`."""
+    call_id: str | None
+    root: str | None
+    """The run at the top of the tree that it is a part of; None where nobody delegated it."""
     agent: str
     version: str
     digest: str
@@ -60,9 +66,14 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: int
     open_requests: int
     """Questions and approvals that nobody has answered."""
+    children: int
+    """How many sub-agents it has had."""
+    open_children: tuple[str, ...]
+    """The runs of sub-agents that it waits for."""
     unfinished: tuple[str, ...]
     """Ids of the tool calls that ended with it, without a result."""
     usage: Usage
+    """That of the sub-agents that have ended before it is included."""
     cancel_requested: CancelRequest | None
     reason: str
     error: Error | None
@@ -98,6 +109,7 @@ def table(generation: int) -> Table:
     name = f"runs_{generation}"
     live, due = sql("live_since IS NOT NULL"), sql("due IS NOT NULL")
     not_completed = sql("status <> 'completed'")
+    parent, root = sql("parent IS NOT NULL"), sql("root IS NOT NULL")
     return Table(
         name,
         MetaData(),
@@ -108,6 +120,8 @@ def table(generation: int) -> Table:
         Column("seq", BigInteger, nullable=False),
         Column("status", text(), nullable=False),
         Column("agent", text(), nullable=False),
+        Column("parent", text()),
+        Column("root", text()),
         Column("requested_at", BigInteger, nullable=False),
         Column("live_since", BigInteger),
         Column("due", BigInteger),
@@ -115,9 +129,11 @@ def table(generation: int) -> Table:
         Column("output", Text),
         Index(f"{name}_listed", "account", "seq"),
         Index(f"{name}_session", "account", "session", "seq"),
-        # Few runs are live, few have not gone well: these stay small however many runs there are.
+        # Few runs are live, few have not gone well, few were delegated: these stay small however many runs there are.
         Index(f"{name}_live", "live_since", sqlite_where=live, postgresql_where=live),
         Index(f"{name}_due", "due", sqlite_where=due, postgresql_where=due),
+        Index(f"{name}_parent", "account", "parent", "seq", sqlite_where=parent, postgresql_where=parent),
+        Index(f"{name}_root", "account", "root", "seq", sqlite_where=root, postgresql_where=root),
         Index(f"{name}_status", "account", "status", "seq", sqlite_where=not_completed, postgresql_where=not_completed),
     )
 
@@ -147,12 +163,22 @@ def values(key: SessionKey, row: Row, said: Output | None, *, detached: bool = F
         row.requested_seq,
         row.status,
         row.spec.agent,
+        _parent_of(row),
+        _root_of(key.session, row),
         row.requested_at,
         row.live_since,
         row.due,
         _encoder.encode(row).decode(),
         _encoder.encode(said).decode() if said else None,
     )
+
+
+def _parent_of(row: Row) -> str | None:
+    return run_id(row.parent.session, row.parent.run) if row.parent else None
+
+
+def _root_of(session: str, row: Row) -> str | None:
+    return root_of(session) if row.parent else None
 
 
 def parse(body: str) -> Row:
@@ -187,10 +213,13 @@ async def list_page(
     session: str | None = None,
     status: RunStatus | None = None,
     agent: str | None = None,
+    parent: str | None = None,
+    root: str | None = None,
     since: int | None = None,
 ) -> RunPage:
-    """A page of at most `limit` runs, the newest first. `since`: those requested at or after this time, in
-    milliseconds. Raises `InvalidCursor`, `ViewsError`."""
+    """A page of at most `limit` runs, the newest first. `parent`: those that this run has delegated; `root`: those, and
+    what they have delegated in turn. `since`: those requested at or after this time, in milliseconds. Raises
+    `InvalidCursor`, `ViewsError`."""
     limit = page_size(limit)
     before = _parse_cursor(cursor) if cursor else None
 
@@ -205,6 +234,10 @@ async def list_page(
                 wanted.append(sql("status <> 'completed'"))  # pyright: ignore[reportArgumentType]
         if agent is not None:
             wanted.append(runs.c.agent == agent.replace("\0", "?"))
+        if parent is not None:
+            wanted.append(runs.c.parent == parent.replace("\0", "?"))
+        if root is not None:
+            wanted.append(runs.c.root == root.replace("\0", "?"))
         if since is not None:
             wanted.append(runs.c.requested_at >= since)
         if before is not None:
@@ -228,12 +261,16 @@ def _view(key: str, session: str | None, body: str, output: str | None) -> RunVi
     spec = row.spec
     _, name = name_of(key)
     said = _outputs.decode(output) if output else Output()
+    own = name.rpartition(".")[0]
     return RunView(
         id=name,
         session=session,
         status=row.status,
         trigger=row.trigger,
         retry_of=_other(name, row.retry_of),
+        parent=_parent_of(row),
+        call_id=row.parent.call_id if row.parent else None,
+        root=_root_of(own, row),
         agent=spec.agent,
         version=spec.version,
         digest=spec.digest,
@@ -244,7 +281,9 @@ def _view(key: str, session: str | None, body: str, output: str | None) -> RunVi
         starts=row.starts,
         steps=row.steps,
         tool_calls=row.tool_calls,
-        open_requests=len(row.folded.requests) if row.folded else 0,
+        open_requests=len(row.folded.for_people) if row.folded else 0,
+        children=row.children,
+        open_children=_waits_for(own, row.folded) if row.folded else (),
         unfinished=row.unfinished,
         usage=row.usage,
         cancel_requested=row.cancel,
@@ -262,6 +301,12 @@ def _view(key: str, session: str | None, body: str, output: str | None) -> RunVi
         reasoning=said.reasoning,
         blob=said.blob,
     )
+
+
+def _waits_for(session: str, run: Run) -> tuple[str, ...]:
+    """The runs of the children that a run waits for."""
+    calls = {request.call_id for request in run.requests if request.kind == "child"}
+    return tuple([run_id(child_id(session, run.n, call.child), 1) for call in run.open_calls if call.id in calls])
 
 
 def _other(run: str, n: int) -> str | None:

@@ -17,6 +17,7 @@ from turnstream.session.events import (
     NO_POLICY,
     DeleteMode,
     MessagePosted,
+    OnMessageData,
     Opens,
     Parent,
     PlanChanged,
@@ -44,7 +45,7 @@ class Live(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A run that has not ended, as far as the session has to know it. `in_line`: it waits until those before it have
     ended. `to_end`: nothing but its end may follow. `requests`: numbers of those that a person can answer.
     `interrupts`: the run that it came to interrupt, 0 for none. `parked`: it waits for its children alone, or goes on
-    with what they have come to."""
+    with what they have come to. `passed`: others may go before it while it is."""
 
     n: int
     status: RunStatus
@@ -56,11 +57,20 @@ class Live(msgspec.Struct, frozen=True, array_like=True, gc=False):
     requests: tuple[int, ...]
     interrupts: int = 0
     parked: bool = False
+    passed: bool = False
 
-    def wants_runner(self, position: int) -> bool:
-        """As the `position`th of its session."""
-        may_start = self.attempt > 0 or not self.in_line or not position
-        return self.status == "running" or (self.status == "queued" and (may_start or self.to_end))
+
+class OpenChild(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The `k`th child of run `run`, which has not ended: what its step will tell. `since`: when it was intended."""
+
+    run: int
+    k: int
+    call_id: str
+    session: str
+    agent: str
+    attempt: int
+    step: int
+    since: int
 
 
 class Gone(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -87,10 +97,16 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     parent: Parent | None = None
     children: tuple[Child, ...] = ()
     """Those that have not ended."""
+    open_children: tuple[OpenChild, ...] = ()
+    """The same, as their steps tell of them."""
     unreported: bool = False
     """Whoever delegated it has not been told how it came out."""
+    queue: str = "default"
+    """Whose runners look after it."""
     plan: tuple[PlanItem, ...] = ()
     live: tuple[Live, ...] = ()
+    startable: tuple[int, ...] = ()
+    """Those of them that may start now."""
     last_run: int = 0
     last_end: RunStatus | None = None
     last_author: str = ""
@@ -109,6 +125,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
             return "waiting"
         return "error" if self.last_end == "failed" else "idle"
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether something is left to do between it and others: it tells whoever delegated it, or ends children."""
+        return self.unreported or any(child.cancel for child in self.children)
+
     def active(self) -> Live | None:
         first = self.live[0] if self.live else None
         begun = next((run for run in self.live if run.attempt), first)
@@ -116,7 +137,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
     def wants_runner(self, n: int) -> bool:
         """Whether a runner has something to do for this run: it is being carried out, may start, or is to end."""
-        return any(run.n == n and run.wants_runner(position) for position, run in enumerate(self.live))
+        run = next((run for run in self.live if run.n == n), None)
+        if run is None:
+            return False
+        return run.status == "running" or n in self.startable or (run.status == "queued" and run.to_end)
 
 
 NEW = Row()
@@ -149,6 +173,20 @@ def fold(row: Row, recorded: Recorded) -> Row:
     return msgspec.structs.replace(row, **changes)
 
 
+def with_children(row: Row, before: Session, after: Session, recorded: Recorded) -> Row:
+    """The row after an event that has changed which children have not ended."""
+    there = {(child.run, child.k) for child in after.children}
+    kept = [child for child in row.open_children if (child.run, child.k) in there]
+    known = {(child.run, child.k) for child in before.children}
+    for child in after.children:
+        run = after.run(child.run)
+        if run and (child.run, child.k) not in known:
+            name, agent = child.session, child.spec.agent
+            new = OpenChild(run.n, child.k, child.call_id, name, agent, run.attempt, run.steps, recorded.time)
+            kept.append(new)
+    return msgspec.structs.replace(row, open_children=tuple(kept))
+
+
 def with_runs(row: Row, session: Session, known: Mapping[int, tuple[Run, Live]]) -> Row:
     """The row with the runs of the folded session. `known`: runs as they were, for those that have not changed."""
     live: list[Live] = []
@@ -159,8 +197,10 @@ def with_runs(row: Row, session: Session, known: Mapping[int, tuple[Run, Live]])
     return msgspec.structs.replace(
         row,
         live=tuple(live),
+        startable=tuple([run.n for run in session.startable]),
         children=session.children,
         unreported=session.unreported,
+        queue=session.last_queue,
         last_run=session.last_run,
         last_end=last.status if last else None,
         last_author=last.author if last else "",
@@ -180,6 +220,7 @@ def _live(run: Run) -> Live:
         requests,
         run.interrupts,
         run.parked,
+        run.parked and run.policy.on_message_parked == "interleave",
     )
 
 
@@ -231,6 +272,7 @@ def _derived(data: MessagePosted) -> str:
 
 
 _UNREAD = Spec(agent="", version="", digest="", model="")
+_PASSED = msgspec.structs.replace(_UNREAD, policy=PolicyData(on_message=OnMessageData(parked="interleave")))
 
 
 def session_of(key: SessionKey, row: Row, live: tuple[Run, ...]) -> Session:
@@ -243,6 +285,7 @@ def session_of(key: SessionKey, row: Row, live: tuple[Run, ...]) -> Session:
         parent=row.parent,
         children=row.children,
         unreported=row.unreported,
+        last_queue=row.queue,
         runs=live,
         last_run=row.last_run,
         last_ended=Ended(row.last_run, end, _UNREAD, (), row.last_author) if end else None,
@@ -257,7 +300,7 @@ def unread(live: Live) -> Run:
     """A run as far as the row of its session knows it: enough for events that are about other runs."""
     return Run(
         n=live.n,
-        spec=_UNREAD,
+        spec=_PASSED if live.passed else _UNREAD,
         message_ids=live.message_ids,
         author="",
         requested_seq=0,

@@ -18,7 +18,7 @@ import msgspec
 from sqlalchemy import BigInteger, Column, Index, MetaData, Select, SmallInteger, Table, Text, select, tuple_
 from sqlalchemy import text as sql
 
-from turnstream.ids import DEFAULT_AGENT, SessionKey, is_session
+from turnstream.ids import DEFAULT_AGENT, SessionKey, is_session, run_id
 from turnstream.session.events import PolicyData, TitleSource
 from turnstream.views.database import Database, Reader
 from turnstream.views.rows import PAGE, Values, page_size, text
@@ -30,6 +30,14 @@ MOVES = 100_000
 
 class InvalidCursor(ValueError):
     """The cursor is none that a page of this list gave."""
+
+
+class ParentView(msgspec.Struct, frozen=True, kw_only=True):
+    """Call `call_id` of run `run`, which is in `session`."""
+
+    session: str
+    run: str
+    call_id: str
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +62,8 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     policy: PolicyData
     """As it was given to the session."""
     one_shot: bool
+    parent: ParentView | None
+    """Whoever delegated it; None also where that session is deleted."""
 
 
 class SessionPage(msgspec.Struct, frozen=True):
@@ -70,7 +80,9 @@ class SessionPage(msgspec.Struct, frozen=True):
 @lru_cache(maxsize=16)
 def table(generation: int) -> Table:
     name = f"sessions_{generation}"
-    deleted = sql("deleted_at IS NOT NULL")
+    deleted, unsettled = sql("deleted_at IS NOT NULL"), sql("unsettled_at IS NOT NULL")
+    parent = sql("parent IS NOT NULL")
+    listed = ("account", "parent", "listed", "updated_at", "session")
     return Table(
         name,
         MetaData(),
@@ -83,9 +95,13 @@ def table(generation: int) -> Table:
         Column("status", text(), nullable=False),
         Column("agent", text(), nullable=False),
         Column("title", text(), nullable=False),
+        Column("parent", text()),
         Column("deleted_at", BigInteger),
+        Column("unsettled_at", BigInteger),
         Column("body", Text, nullable=False),
         Index(f"{name}_listed", "account", "listed", "updated_at", "session"),
+        Index(f"{name}_parent", *listed, sqlite_where=parent, postgresql_where=parent),
+        Index(f"{name}_unsettled", "unsettled_at", sqlite_where=unsettled, postgresql_where=unsettled),
         Index(f"{name}_deleted", "deleted_at", sqlite_where=deleted, postgresql_where=deleted),
     )
 
@@ -119,7 +135,9 @@ def values(key: SessionKey, row: Row) -> Values:
         row.status,
         row.agent or DEFAULT_AGENT,
         _folded(row.title),
+        row.parent.session if row.parent else None,
         row.deleted.at if row.deleted else None,
+        row.updated_at if row.unsettled else None,
         _encoder.encode(row).decode(),
     )
 
@@ -144,7 +162,37 @@ async def get(db: Database, key: SessionKey) -> tuple[SessionView | None, int]:
         sessions = table(reader.generation)
         wanted = [sessions.c.key == str(key), sessions.c.deleted_at.is_(None)]
         found = await reader.rows(select(sessions.c.session, sessions.c.body).where(*wanted))
-        return (_view(found[0].session, found[0].body) if found else None), reader.position
+        views = await _views(reader, key.account, [(row.session, row.body) for row in found])
+        return (views[0] if views else None), reader.position
+
+    return await db.read(work)
+
+
+class Unsettled(msgspec.Struct, frozen=True):
+    """A session with something to do that is of no run that has not ended: see `Row.unsettled`."""
+
+    key: SessionKey
+    row: Row
+
+
+async def unsettled_before(
+    db: Database, before: int, after: tuple[int, str] = (0, ""), *, limit: int
+) -> list[Unsettled]:
+    """Sessions that nothing has happened in since this time, and that have something to do with others, in the order of
+    (time, key) behind `after`. Raises `ViewsError`."""
+
+    async def work(reader: Reader) -> list[Unsettled]:
+        sessions = table(reader.generation)
+        at, key = sessions.c.unsettled_at, sessions.c.key
+        statement = (
+            select(sessions.c.account, sessions.c.session, sessions.c.body)
+            .where(sql("unsettled_at IS NOT NULL"), at < before)
+            .where((at > after[0]) | ((at == after[0]) & (key > after[1])))
+            .order_by(at, key)
+            .limit(limit)
+        )
+        rows = await reader.rows(statement)
+        return [Unsettled(SessionKey(row.account, row.session), parse(row.body)) for row in rows]
 
     return await db.read(work)
 
@@ -196,10 +244,12 @@ async def list_page(
     cursor: str | None = None,
     status: Status | None = None,
     agent: str | None = None,
+    parent: str | None = None,
     q: str | None = None,
 ) -> SessionPage:
     """A page of at most `limit` sessions, the one that changed last first (see the module). The filters look at a
-    session as it is now; `q` is a part of the title, in whatever case. Raises `InvalidCursor`, `ViewsError`."""
+    session as it is now; `q` is a part of the title, in whatever case; `parent` a session that is not deleted. Raises
+    `InvalidCursor`, `ViewsError`."""
     limit = page_size(limit)
     after = _parse_cursor(cursor) if cursor else None
 
@@ -210,6 +260,12 @@ async def list_page(
             wanted.append(sessions.c.status == status)
         if agent:
             wanted.append(sessions.c.agent == agent.replace("\0", "?"))
+        if parent:
+            name = f"{account}/{parent}".replace("\0", "?")
+            there = select(sessions.c.key).where(sessions.c.key == name, sessions.c.deleted_at.is_(None))
+            if not await reader.rows(there):
+                return SessionPage((), None, reader.position)
+            wanted.append(sessions.c.parent == parent)
         if q:
             wanted.append(sessions.c.title.contains(_folded(q), autoescape=True))
         as_of = max(after.as_of, reader.position - MOVES) if after else reader.position
@@ -218,7 +274,7 @@ async def list_page(
             statement = statement.where(*wanted).limit(limit + 1)
             found += [(row.at, row.session, row.body) for row in await reader.rows(statement)]
         found.sort(reverse=True)
-        items = tuple(_view(session, body) for _, session, body in found[:limit])
+        items = await _views(reader, account, [(session, body) for _, session, body in found[:limit]])
         more = len(found) > limit
         last = found[limit - 1] if more else None
         return SessionPage(items, _cursor(as_of, last[0], last[1]) if last else None, reader.position)
@@ -264,8 +320,17 @@ def _parse_cursor(cursor: str) -> _Cursor:
     return parsed
 
 
-def _view(session: str, body: str) -> SessionView:
-    row = parse(body)
+async def _views(reader: Reader, account: str, found: list[tuple[str, str]]) -> tuple[SessionView, ...]:
+    rows = [(session, parse(body)) for session, body in found]
+    parents = {f"{account}/{row.parent.session}" for _, row in rows if row.parent}
+    bodies = await reader.bodies(table(reader.generation), sorted(parents)) if parents else {}
+    there = {key.partition("/")[2] for key, body in bodies.items() if parse(body).deleted is None}
+    return tuple([_view(session, row, there) for session, row in rows])
+
+
+def _view(session: str, row: Row, there: set[str]) -> SessionView:
+    """`there`: sessions that are not deleted."""
+    parent = row.parent if row.parent and row.parent.session in there else None
     active = row.active()
     return SessionView(
         id=session,
@@ -283,4 +348,6 @@ def _view(session: str, body: str) -> SessionView:
         metadata=row.metadata,
         policy=row.policy,
         one_shot=row.one_shot,
+        parent=parent
+        and ParentView(session=parent.session, run=run_id(parent.session, parent.run), call_id=parent.call_id),
     )

@@ -1,7 +1,8 @@
-"""The waterfall of a run: its model calls, its tools and its waits, with begin, end, usage.
+"""The waterfall of a run: its model calls, tools, waits for people and sub-agents, with begin, end, usage.
 
 A row is written when a step is over and never changes. What is going on now is not stored here: it is read from the
-run's row, which knows the open tool calls, the open requests and when the model could begin."""
+run's row, which knows the open tool calls, the open requests and when the model could begin, and from its session's,
+which knows the sub-agents that have not ended: those may be at work when the run has ended."""
 
 from functools import lru_cache
 from typing import Literal
@@ -9,10 +10,19 @@ from typing import Literal
 import msgspec
 from sqlalchemy import BigInteger, Column, MetaData, SmallInteger, Table, Text, select
 
-from turnstream.ids import SessionKey, parse_run_id
-from turnstream.session.events import EndStatus, ModelReplied, Recorded, RunEnded, ToolReturned, ToolStatus, Usage
+from turnstream.ids import SessionKey, parse_run_id, run_id
+from turnstream.session.events import (
+    ChildEnded,
+    EndStatus,
+    ModelReplied,
+    Recorded,
+    RunEnded,
+    ToolReturned,
+    ToolStatus,
+    Usage,
+)
 from turnstream.session.state import Run
-from turnstream.views import requests, run_row, runs
+from turnstream.views import requests, run_row, runs, session_row, sessions
 from turnstream.views.database import Database, Reader
 from turnstream.views.rows import Values, text
 
@@ -22,21 +32,23 @@ StepStatus = (
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A model call, a tool, or a wait for a person's word. Times are milliseconds since the epoch, by the broker's
-    clock: `ended_at` is when its event was stored, `began_at` that less the duration that the runner measured. `seq` 0:
-    it is going on."""
+    """A model call, a tool, a wait for a person's word, or a sub-agent from the intent to its end. Times are
+    milliseconds since the epoch, by the broker's clock: `ended_at` is when its event was stored, `began_at` that less
+    the duration that the runner measured. `seq` 0: it is going on."""
 
     seq: int = 0
-    kind: Literal["model", "tool", "wait"]
+    kind: Literal["model", "tool", "wait", "child"]
     attempt: int
     step: int
     name: str
-    """Of the model, or of the tool; of a wait the kind of its request."""
+    """Of the model, the tool, or the sub-agent's agent; of a wait the kind of its request."""
     status: StepStatus
     began_at: int
     ended_at: int | None = None
     call_id: str | None = None
     request: str | None = None
+    child_session: str | None = None
+    child_run: str | None = None
     by: str | None = None
     """Who ended a wait."""
     arguments: str = ""
@@ -86,6 +98,32 @@ def wait(recorded: Recorded, row: run_row.Row, closed: requests.Row) -> Step:
         call_id=closed.call_id,
         request=requests.id_of(recorded.event.key.session, closed),
         by=closed.by,
+    )
+
+
+def child(recorded: Recorded, data: ChildEnded, child: session_row.OpenChild) -> Step:
+    """What a sub-agent did, which has ended by this."""
+    return msgspec.structs.replace(
+        _delegated(child),
+        seq=recorded.seq,
+        status=data.status,
+        ended_at=recorded.time,
+        usage=data.usage,
+        error=data.error.message if data.error else "",
+    )
+
+
+def _delegated(child: session_row.OpenChild) -> Step:
+    return Step(
+        kind="child",
+        attempt=child.attempt,
+        step=child.step,
+        name=child.agent,
+        status="running",
+        began_at=child.since,
+        call_id=child.call_id,
+        child_session=child.session,
+        child_run=run_id(child.session, 1),
     )
 
 
@@ -177,7 +215,8 @@ async def list_for(db: Database, account: str, run: str) -> Steps | None:
         if not found:
             return None
         over = await reader.rows(select(steps.c.body).where(steps.c.key == key).order_by(steps.c.seq, steps.c.place))
-        going_on = await _going_on(reader, session, runs.parse(found[0].body))
+        row = runs.parse(found[0].body)
+        going_on = [*await _going_on(reader, session, row), *await _children(reader, session, row)]
         return Steps((*(_steps.decode(step.body) for step in over), *going_on), reader.position)
 
     return await db.read(work)
@@ -205,6 +244,19 @@ async def _going_on(reader: Reader, key: SessionKey, row: run_row.Row) -> list[S
             status="running",
             began_at=row.changed_at,
         )
+    ]
+
+
+async def _children(reader: Reader, key: SessionKey, row: run_row.Row) -> list[Step]:
+    """The sub-agents of the run that have not ended."""
+    if not row.children:
+        return []
+    bodies = await reader.bodies(sessions.table(reader.generation), [str(key)])
+    return [
+        _delegated(child)
+        for body in bodies.values()
+        for child in sessions.parse(body).open_children
+        if child.run == row.n
     ]
 
 
