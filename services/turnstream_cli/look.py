@@ -26,6 +26,7 @@ async def sessions(
     *,
     status: Literal["idle", "busy", "waiting", "error"] | None = None,
     agent: str | None = None,
+    parent: str | None = None,
     q: str | None = None,
     limit: int = 50,
     json: bool = False,
@@ -41,6 +42,8 @@ async def sessions(
         Only those in this state.
     agent
         Only those of this agent.
+    parent
+        Only those that runs of this session have delegated to.
     q
         Only those whose title holds this.
     limit
@@ -53,7 +56,7 @@ async def sessions(
             one = await client.get(f"/v1/sessions/{checked(session)}")
             show.print_json(one) if json else show.pairs(show.console(), _timed(one))
             return
-        rows = await listed(client, "/v1/sessions", limit, status=status, agent=agent, q=q)
+        rows = await listed(client, "/v1/sessions", limit, status=status, agent=agent, parent=parent, q=q)
     if json:
         lines(rows)
         return
@@ -80,6 +83,8 @@ async def runs_list(
     session: str | None = None,
     status: Literal["queued", "running", "waiting", "completed", "failed", "cancelled", "timed_out"] | None = None,
     agent: str | None = None,
+    parent: str | None = None,
+    root: str | None = None,
     limit: int = 50,
     json: bool = False,
     connect: Connect = HERE,
@@ -94,22 +99,29 @@ async def runs_list(
         Only those in this state.
     agent
         Only those of this agent.
+    parent
+        Only those that this run has delegated.
+    root
+        Only those that this run has delegated, and what they have delegated in turn.
     limit
         How many at most; 0 for all.
     json
         Print one line of JSON a run.
     """
     async with connected(connect) as client:
-        rows = await listed(client, "/v1/runs", limit, session=session, status=status, agent=agent)
+        rows = await listed(
+            client, "/v1/runs", limit, session=session, status=status, agent=agent, parent=parent, root=root
+        )
     if json:
         lines(rows)
         return
-    columns = ("run", "status", "agent", "attempts", "asked", "took", "tokens")
+    columns = ("run", "status", "agent", "parent", "attempts", "asked", "took", "tokens")
     cells = [
         (
             row["id"],
             show.styled(row["status"]),
             row["agent"],
+            row["parent"],
             row["attempts"],
             show.local_time(row["requested_at"]),
             show.duration(row["ended_at"] - row["requested_at"]) if row["ended_at"] else "…",
@@ -155,7 +167,7 @@ async def runs_cancel(run: str, *, reason: str = "", json: bool = False, connect
 
 
 async def steps(run: str, *, json: bool = False, connect: Connect = HERE) -> None:
-    """Show a run's model calls, tools and waits as a waterfall.
+    """Show a run's model calls, tools, waits and sub-agents as a waterfall.
 
     Parameters
     ----------

@@ -12,8 +12,11 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from turnstream.ids import child_id
 from turnstream_cli.follow import CaughtUp, Delta, Disconnected, Event, Item
 from turnstream_cli.show import STYLES, duration, printable
+
+_TICKS = {"pending": "☐", "in_progress": "◐", "completed": "☑"}
 
 
 class Screen:
@@ -156,8 +159,10 @@ class Screen:
                 self._line("▸", f"run {data['run']} takes {self._named(data['message_ids'])}", "cyan", tail)
             case "run.waiting":
                 self._held[data["run"]] = []
-                for request in data["requests"]:
+                for request in for_people(data["requests"]):
                     self.request(request, tail)
+                if parked := [request["prompt"] for request in data["requests"] if request["kind"] == "child"]:
+                    self._line("⑂", f"run {data['run']} waits for {', '.join(parked)}", "magenta", tail)
             case "request.answered":
                 self._line("?", *answered(data), f"by {data.get('by', '')} {tail}")
             case "request.expired":
@@ -173,12 +178,40 @@ class Screen:
                 pass
             case "tool.returned":
                 self._returned(data, tail)
+            case "child.started":
+                wait = "" if data.get("wait", True) else ", and goes on without it"
+                name = f"{data['spec']['agent']} in {data['child_session']}"
+                self._line("⑂", f"run {data['run']} delegates to {name}{wait}", "magenta", tail)
+            case "child.ended":
+                self._child_ended(event, tail)
+            case "run.reported":
+                told = "is told" if data.get("told", True) else "is not there any more"
+                self._line("⑂", f"whoever delegated run {data['run']} {told}", "dim", tail)
+            case "plan.changed":
+                self._plan(data, tail)
             case "run.cancel_requested":
                 self._line("✕", f"cancel of run {data['run']} asked for", "yellow", f"by {data.get('by', '')} {tail}")
             case "run.ended":
                 self._ended(data, tail)
             case _:
                 self._line("·", event.type, "dim", tail)
+
+    def _child_ended(self, event: Event, tail: str) -> None:
+        data = event.data
+        name = child_id(event.record["source"].rpartition("/")[2], data["run"], data["k"])
+        error = data.get("error") or {}
+        said = f"{error['code']}: {error['message']}" if error else data.get("output", "")
+        late = ", late" if data.get("late") else ""
+        usage = data.get("usage") or {}
+        tokens = usage.get("input_tokens", 0) + usage.get("output_tokens", 0)
+        text = f"{name} {data['status']}{late}{': ' if said else ''}{_cut(said)}"
+        self._line("⑂", text, STYLES.get(data["status"], ""), f"{tokens} tokens {tail}")
+
+    def _plan(self, data: dict[str, Any], tail: str) -> None:
+        self._line("☰", "checklist", "bold", tail)
+        for item in data["items"]:
+            status = item.get("status", "pending")
+            self._line(f"  {_TICKS.get(status, '·')}", item["text"], "dim" if status == "completed" else "")
 
     def request(self, request: dict[str, Any], tail: str = "") -> None:
         """What a run waits for, as it is asked."""
@@ -195,10 +228,9 @@ class Screen:
 
     def _returned(self, data: dict[str, Any], tail: str) -> None:
         result = data.get("output") or data.get("error", "")
-        short = result if len(result) <= 300 else result[:300] + " …"
         self._line(
             "⚙",
-            f"→ {data['status']}: {short}",
+            f"→ {data['status']}: {_cut(result)}",
             STYLES.get(data["status"], ""),
             f"{duration(data.get('duration', 0))} {tail}",
         )
@@ -223,6 +255,11 @@ class Screen:
             )
 
 
+def for_people(requests: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of what a run waits for, what a person is asked; the rest are its sub-agents."""
+    return [request for request in requests if request["kind"] != "child"]
+
+
 def answered(data: dict[str, Any]) -> tuple[str, str]:
     """What was said to a request, and its style."""
     match data.get("approved"):
@@ -233,6 +270,10 @@ def answered(data: dict[str, Any]) -> tuple[str, str]:
             return f"{data['request']} approved", "green"
         case _:
             return f"{data['request']} denied{': ' + data['reason'] if data.get('reason') else ''}", "yellow"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 300 else text[:300] + " …"
 
 
 def _routing(data: dict[str, Any]) -> str:

@@ -37,7 +37,7 @@ STYLES = {
     "denied": "yellow",
     "expired": "yellow",
 }
-_MARKS = {"model": "◆", "tool": "⚙", "wait": "?"}
+_MARKS = {"model": "◆", "tool": "⚙", "wait": "?", "child": "⑂"}
 """Of a run's steps."""
 
 
@@ -108,11 +108,12 @@ def duration(millis: float | None) -> str:
 
 
 def waterfall(out: Console, steps: Sequence[Mapping[str, Any]]) -> None:
-    """The run's model calls, tools and waits, one a line, each a bar on the time axis of the whole run."""
+    """The run's model calls, tools, waits and sub-agents, one a line, each a bar on the time axis of the whole run."""
     if not steps:
         out.print("no steps yet", style="dim")
         return
-    begin = min(step["began_at"] for step in steps)
+    steps = sorted(steps, key=lambda step: step["began_at"])
+    begin = steps[0]["began_at"]
     end = max(step.get("ended_at") or step["began_at"] for step in steps)
     width = max(20, min(60, out.width - 60))
     scale = width / max(1, end - begin)
@@ -125,7 +126,8 @@ def waterfall(out: Console, steps: Sequence[Mapping[str, Any]]) -> None:
         start = min(int((step["began_at"] - begin) * scale), width - 1)
         length = max(1, min(round(((ended or end) - step["began_at"]) * scale), width - start))
         bar = Text(" " * start + "━" * length, style=STYLES.get(step["status"], "cyan"))
-        what = f"{_MARKS.get(step['kind'], '·')} {printable(step['name'])}"
+        name = f"{step['name']} {step['child_run']}" if "child_run" in step else step["name"]
+        what = f"{_MARKS.get(step['kind'], '·')} {printable(name)}"
         took = duration(ended - step["began_at"]) if ended else "…"
         grid.add_row(str(step["attempt"]), str(step["step"]), what, styled(step["status"]), took, bar)
     out.print(grid)

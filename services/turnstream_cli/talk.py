@@ -14,7 +14,7 @@ from turnstream.session.state import TERMINAL
 from turnstream_cli.client import HERE, Client, Connect, connected
 from turnstream_cli.exits import CommandError, Exit
 from turnstream_cli.follow import CaughtUp, Delta, Disconnected, Event, follow
-from turnstream_cli.screen import Screen
+from turnstream_cli.screen import Screen, for_people
 from turnstream_cli.show import print_json
 
 OnBusy = Literal["reject", "queue", "steer", "interrupt", "parallel"]
@@ -204,8 +204,8 @@ async def watch_run(
                         if json and not every:
                             print_json({**(posted or {}), "run": run_id, "outcome": outcome})
                         return Exit.OK if outcome["status"] == "completed" else Exit.FAILED
-                    if item.type == WAITING and posted:
-                        return _tell_waiting(run_id, item.data["requests"], posted, screen, json=json)
+                    if item.type == WAITING and posted and (asked := for_people(item.data["requests"])):
+                        return _tell_waiting(run_id, asked, posted, screen, json=json)
                 case Delta() if str(item.record["run"]) in (run_id, str(number)):
                     screen.show(item)
                 case Disconnected() if json:
@@ -216,10 +216,10 @@ async def watch_run(
                     pass
                 case CaughtUp() if posted:  # what was said may have left something open
                     stands = await client.get(f"/v1/runs/{run_id}/wait", timeout=0)
-                    if stands["status"] == "waiting":
-                        for request in () if json else stands["requests"]:
+                    if asked := stands.get("requests"):
+                        for request in () if json else asked:
                             screen.request(request)
-                        return _tell_waiting(run_id, stands["requests"], posted, screen, json=json)
+                        return _tell_waiting(run_id, asked, posted, screen, json=json)
                 case CaughtUp():
                     ended = await _ended_before(client, run_id, after)
                     if ended is not None:

@@ -11,7 +11,7 @@ from turnstream_cli.screen import Screen
 
 
 def event(seq: int, kind: str, **data: object) -> Event:
-    record = {"seq": seq, "type": kind, "data": data}
+    record = {"seq": seq, "type": kind, "source": "/default/sessions/s1", "data": data}
     return Event(seq, kind, msgspec.json.encode(record), record)
 
 
@@ -209,3 +209,36 @@ def test_live_text_waits_for_the_start_of_its_run() -> None:
     started = event(2, "run.started", run=1, attempt=1)
     lines = shown(posted, delta(1, "Hello, "), started, delta(2, "stranger."), ENDED).splitlines()
     assert [line[:7] for line in lines] == ["▸ user:", "▶ run 1", "◆ Hello", "■ run 1"]
+
+
+def test_sub_agents_and_the_checklist_are_lines() -> None:
+    parked = [
+        {"request": "s1.1.q1", "kind": "child", "prompt": "s1--1-1"},
+        {"request": "s1.1.q2", "kind": "child", "prompt": "s1--1-2"},
+        {"request": "s1.1.q3", "kind": "question", "prompt": "Which one?"},
+    ]
+    failed = {"status": "timed_out", "error": {"code": "deadline_exceeded", "message": "too\x1blong"}}
+    items = [{"id": "1", "text": "read", "status": "completed"}, {"id": "2", "text": "write"}]
+    text = shown(
+        event(3, "child.started", run=1, k=1, call_id="a", child_session="s1--1-1", spec={"agent": "poet"}),
+        event(4, "child.started", run=1, k=2, call_id="b", child_session="s1--1-2", spec={"agent": "poet"}, wait=False),
+        event(5, "run.waiting", run=1, attempt=1, requests=parked),
+        event(6, "child.ended", run=1, k=1, status="completed", output="a poem", usage={"output_tokens": 7}),
+        event(7, "child.ended", run=1, k=2, late=True, **failed),
+        event(8, "run.reported", run=1),
+        event(9, "run.reported", run=1, told=False),
+        event(10, "plan.changed", run=1, items=items),
+    )
+    assert text.splitlines() == [
+        "⑂ run 1 delegates to poet in s1--1-1  #3",
+        "⑂ run 1 delegates to poet in s1--1-2, and goes on without it  #4",
+        "? s1.1.q3 Which one?  #5",
+        "⑂ run 1 waits for s1--1-1, s1--1-2  #5",
+        "⑂ s1--1-1 completed: a poem  7 tokens #6",
+        "⑂ s1--1-2 timed_out, late: deadline_exceeded: too␛long  0 tokens #7",
+        "⑂ whoever delegated run 1 is told  #8",
+        "⑂ whoever delegated run 1 is not there any more  #9",
+        "☰ checklist  #10",
+        "  ☑ read",
+        "  ☐ write",
+    ]

@@ -231,7 +231,7 @@ async def test_a_directive_that_cannot_be_read_is_named(prompt: str) -> None:
 
 async def test_help_and_about_say_what_there_is() -> None:
     text = (await reply("[help]")).text
-    names = "say think tool loop ask then slow wait hang fail drop empty cut size unicode opaque about help"
+    names = "say think tool loop ask delegate then slow wait hang fail drop empty cut size unicode opaque about help"
     for name in names.split():
         assert f"[{name}" in text
     about = json.loads(
@@ -354,3 +354,34 @@ def test_a_long_prompt_of_open_brackets_is_read_in_reasonable_time() -> None:
     script.parse("[say " * 13_000)
     script.parse("[tool x {" * 7_000)
     assert time.monotonic() - before < 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "order"),
+    [
+        ("[delegate echo hi]", {"brief": "echo hi"}),
+        ("[delegate Don't say \"hi]", {"brief": "Don't say \"hi"}),
+        ('[delegate [tool add {"a": 1}]]', {"brief": '[tool add {"a": 1}]'}),
+        ('[delegate [hang] {"timeout": 2, "wait": false}] please', {"brief": "[hang]", "timeout": 2, "wait": False}),
+        (
+            '[delegate [say {"n": 1}] {"schema": {"required": ["n"]}}]',
+            {"brief": '[say {"n": 1}]', "schema": {"required": ["n"]}},
+        ),
+        ("[delegate [delegate [delegate echo deep]]]", {"brief": "[delegate [delegate echo deep]]"}),
+        ("[delegate]", {"brief": ""}),
+    ],
+)
+async def test_another_agent_is_asked(prompt: str, order: dict[str, Any]) -> None:
+    (call,) = (await reply(prompt)).tool_calls
+    assert (call.name, json.loads(call.arguments)) == ("delegate", order)
+
+
+async def test_what_other_agents_came_to_is_said() -> None:
+    asked = await reply("[delegate echo a][delegate echo b]")
+    said = AssistantMessage("", asked.tool_calls)
+    results = [
+        ToolMessage(call_id=call.id, name="delegate", text=text)
+        for call, text in zip(asked.tool_calls, ("a", "b"), strict=True)
+    ]
+    last = await reply("[delegate echo a][delegate echo b]", said, *results)
+    assert last.text == "delegate returned a; delegate returned b"

@@ -12,6 +12,12 @@ Anything else is asked for in brackets:
     [ask Which colour?]      asks a person, and waits; with choices, a schema, a time to answer in and what is then:
                              [ask Which colour? {"choices":["red","blue"],"expires_in":60,"default":"red"}],
                              {"schema":{"type":"integer"}}, {"expires_in":60,"on_expiry":"null"} or "fail"
+    [delegate echo hi]       has another agent do this, and waits for what it comes to; several in one step work side by
+                             side; its words may hold directives of their own, which are the other agent's:
+                             [delegate [slow 20 50ms]], [delegate [tool add {"a":1,"b":2}]]; with an agent, without
+                             waiting, with a time, with a schema that its answer has to fit:
+                             [delegate [hang] {"timeout":2}], [delegate echo later {"wait":false}],
+                             [delegate [say {"n":1}] {"agent":"default","schema":{"type":"object"}}]
     [tool ask_first {}]      asks for a tool that a person has to approve; so is ask_errand, which is not repeated
     [slow 50ms]              streams its answer word by word, one every 50 ms
     [slow 20 50ms]           the same with an answer of 20 words

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from turnstream.session.events import ASK_USER
+from turnstream.session.events import ASK_USER, DELEGATE
 
 SIZE_MAX = 8 << 20
 WORDS_MAX = 100_000
@@ -18,7 +18,7 @@ SECONDS_MAX = 3600.0
 ALWAYS = 1 << 30
 
 _DIRECTIVE = re.compile(
-    r"\[(say|think|tool|loop|ask|then|slow|wait|hang|fail|drop|empty|cut|size|unicode|opaque|about|help)(?=[\s\]])"
+    r"\[(say|think|tool|loop|ask|delegate|then|slow|wait|hang|fail|drop|empty|cut|size|unicode|opaque|about|help)(?=[\s\]])"
 )
 _DURATION = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(ms|s|m)")
 _SIZE = re.compile(r"([0-9]{1,9})(B|KB|MB)?")
@@ -122,6 +122,8 @@ def _apply(step: Step, name: str, argument: str) -> None:
             step.loop = step.loop or name == "loop"
         case "ask", _:
             step.tools.append(_question(argument))
+        case "delegate", _:
+            step.tools.append(_order(argument))
         case "slow", [duration]:
             step.pace = _seconds(duration)
         case "slow", [count, duration]:
@@ -170,6 +172,19 @@ def _question(argument: str) -> Asked:
     text, brace, rest = argument.partition("{")
     options = _object(brace + rest)[0] if brace else {}
     return Asked(ASK_USER, json.dumps({"question": text.strip(), **options}, ensure_ascii=False))
+
+
+def _order(argument: str) -> Asked:
+    """What is said of it, and the object that ends it; one inside the brief's own brackets is the brief's."""
+    order: dict[str, Any] = {"brief": argument}
+    for found in re.finditer(r"(?<!\S){", argument):
+        try:
+            options = _object(argument[found.start() :])[0]
+        except ValueError:
+            continue
+        order = {"brief": argument[: found.start()].strip(), **options}
+        break
+    return Asked(DELEGATE, json.dumps(order, ensure_ascii=False))
 
 
 def _object(text: str) -> tuple[dict[str, Any], int]:
