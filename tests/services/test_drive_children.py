@@ -10,7 +10,8 @@ import pytest
 from tests.support.driving import World, call
 from tests.support.waiting import eventually
 
-from turnstream.agents import Agent, Control, tool
+from turnstream.agents import Agent, Agents, Control, Limits, tool
+from turnstream.session.commands import DeleteSession
 from turnstream.session.events import (
     DELEGATE,
     NO_POLICY,
@@ -18,6 +19,7 @@ from turnstream.session.events import (
     ChildEnded,
     ChildStarted,
     MessagePosted,
+    ModelReplied,
     PlanChanged,
     RunEnded,
     RunReported,
@@ -25,6 +27,7 @@ from turnstream.session.events import (
     RunWaiting,
     SessionUpdated,
     ToolReturned,
+    Usage,
 )
 from turnstream.session.history import ToolMessage, UserMessage
 from turnstream_runner.drive import Outcome
@@ -202,3 +205,153 @@ async def test_a_session_is_titled_once_behind_its_first_turn() -> None:
     await here.post("more")
     await driven(here, work=2)
     assert len(await of(here, SessionUpdated)) == 1
+
+
+async def test_the_parent_of_a_deleted_child_is_told_and_nothing_is_written_behind_the_deletion() -> None:
+    here = world(delegate("a", "x"))
+    await here.post("hello")
+    await driven(here)
+    await here.do(DeleteSession(origin=here.origin(), specs={}, mode="erase", active="cancel"), "s1--1-1")
+    await driven(here, "s1--1-1", work=2)
+    (told,) = await of(here, ChildEnded)
+    assert (told.status, told.late) == ("cancelled", False)
+    assert await here.types("s1--1-1") == ["session.erased"]
+    await driven(here, work=3)
+    (end,) = await of(here, RunEnded)
+    assert (end.status, end.content) == ("completed", "error: child_cancelled: it was cancelled")
+
+
+async def test_a_child_of_a_parent_that_is_gone_reports_that() -> None:
+    here = world(delegate("a", "x", wait=False))
+    await here.post("hello")
+    await driven(here)
+    await here.do(DeleteSession(origin=here.origin(), specs={}, mode="detach", active="cancel"))
+    await driven(here, "s1--1-1", work=2)
+    assert await of(here, RunReported, "s1--1-1") == [RunReported(run=1, told=False)]
+    (end,) = await of(here, RunEnded, "s1--1-1")
+    assert end.content == "did a"
+
+
+@pytest.mark.parametrize("opened", [False, True])
+async def test_an_erased_session_takes_its_children_with_it(opened: bool) -> None:
+    here = world(delegate("a", "x"), delegate("b", "y", wait=False))
+    await here.post("hello")
+    if opened:
+        await driven(here)
+    else:  # nothing but the intents is there
+        here.models.script = delegating(delegate("a", "x"))
+        here.log.away_for = {"s1--1-1"}
+        running = here.drive()
+        await here.until_stored("child.started")
+        await running.die()
+        here.log.away_for = set()
+    await here.do(DeleteSession(origin=here.origin(), specs={}, mode="erase", active="cancel"))
+    await driven(here, work=2)
+    children = ["s1--1-1", "s1--1-2"] if opened else ["s1--1-1"]
+    for n, child in enumerate(children, 3):
+        assert "session.deleted" in await here.types(child)
+        await driven(here, child, work=n)
+        assert await here.types(child) == ["session.erased"]
+    assert await here.types() == ["session.erased"]
+
+
+def beside(here: World, *agents: Agent) -> None:
+    """The runner knows these agents too."""
+    known = {agent.name: agent for agent in (*here.agents, *agents)}
+    here.agents = Agents(known, here.agents.tools)
+
+
+@tool(idempotent=True)
+def first() -> str:
+    """One tool."""
+    return "1"
+
+
+@tool(idempotent=True)
+def second() -> str:
+    """Another."""
+    return "2"
+
+
+async def test_a_child_has_no_tool_that_its_parent_has_not() -> None:
+    agent = Agent(name="default", model="scripted", tools=[first], control=Control(delegate=True))
+    here = World(delegating(delegate("a", "x", agent="other")), agent=agent, tools=[first, second])
+    beside(here, Agent(name="other", model="scripted", tools=[second, first], control=Control(delegate=True)))
+    await here.post("hello")
+    await driven(here)
+    (child,) = await of(here, ChildStarted)
+    assert (child.spec.agent, child.spec.tools) == ("other", ("first",))
+    here.models.script = delegating(delegate("deeper", "x", agent="other"))
+    await driven(here, "s1--1-1", work=2)
+    offered = [tool.name for tool in here.models.requests[-1].tools]
+    assert "first" in offered and "second" not in offered
+
+
+async def test_a_child_may_use_what_its_parent_has_left() -> None:
+    limits = Limits(max_steps=5, max_model_calls=7, max_tool_calls=3, max_tokens=1000, timeout=60)
+    agent = Agent(name="default", model="scripted", control=Control(delegate=True), limits=limits)
+    call = delegate("a", "x", timeout=5)
+    here = World(delegating(call), agent=agent)
+    spent = Usage(input_tokens=300, output_tokens=100)
+
+    async def script(request: ModelRequest) -> AsyncGenerator[Item, None]:
+        yield Reply(tool_calls=(call,), usage=spent)
+
+    here.models.script = script
+    await here.post("hello")
+    await driven(here)
+    (child,) = await of(here, ChildStarted)
+    left = child.spec.limits
+    assert (left.max_steps, left.max_model_calls, left.max_tool_calls, left.max_tokens) == (4, 6, 2, 600)
+    assert left.timeout == 5000
+
+
+async def test_what_a_child_may_take_of_time_is_what_its_parent_has_left() -> None:
+    agent = Agent(name="default", model="scripted", control=Control(delegate=True), limits=Limits(timeout=60))
+    here = World(delegating(delegate("a", "x", timeout=3600)), agent=agent)
+    await here.post("hello")
+    await driven(here)
+    (child,) = await of(here, ChildStarted)
+    assert 0 < child.spec.limits.timeout <= 60_000
+
+
+async def test_a_run_has_ten_children_at_most() -> None:
+    here = world(*[delegate(f"brief {n}", f"c{n}", wait=False) for n in range(12)])
+    await here.post("hello")
+    await driven(here)
+    assert [child.k for child in await of(here, ChildStarted)] == list(range(1, 11))
+    refused = [returned for returned in await of(here, ToolReturned) if returned.status == "error"]
+    assert [returned.call_id for returned in refused] == ["c10", "c11"]
+    assert all("10 sub-agents at most" in returned.error for returned in refused)
+
+
+async def test_sub_agents_end_three_levels_down() -> None:
+    here = world(delegate("hello", "x"))
+    await here.post("hello")
+    for depth in range(4):
+        await driven(here, "s1" + depth * "--1-1", work=depth + 1)
+    deepest = "s1--1-1--1-1--1-1"
+    assert not await of(here, ChildStarted, deepest)
+    (returned,) = await of(here, ToolReturned, deepest)
+    assert returned.status == "error" and "3 levels down" in returned.error
+    (end,) = await of(here, RunEnded, deepest)
+    assert end.status == "completed"
+
+
+async def test_s38_a_child_that_never_fits_its_schema_fails_after_three_tries_and_its_parent_is_told() -> None:
+    here = world(delegate("a", "x", schema={"type": "object", "required": ["n"]}))
+    await here.post("hello")
+    await driven(here)
+    await driven(here, "s1--1-1", work=2)
+    assert all([reply.misfit for reply in await of(here, ModelReplied, "s1--1-1")])
+    assert len(here.models.requests) == 1 + 3
+    (child,) = await of(here, RunEnded, "s1--1-1")
+    assert (child.status, child.error.code) == ("failed", "child_failed")
+    await driven(here, work=3)
+    (returned,) = await of(here, ToolReturned)
+    assert (returned.status, returned.error) == (
+        "error",
+        "child_failed: child_failed: 3 answers did not fit the schema",
+    )
+    (end,) = await of(here, RunEnded)
+    assert end.status == "completed"

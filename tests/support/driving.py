@@ -57,10 +57,12 @@ class CountingLog(MemoryLog):
         self.lose_answers = 0
         """So many appends are stored and answered with `Unavailable`."""
         self.away = False
+        self.away_for: set[str] = set()
+        """Sessions that cannot be read or written."""
 
     async def append(self, key: SessionKey, decision: Decision, expected: int) -> int:
         self.appends += 1
-        if self.away:
+        if self.away or key.session in self.away_for:
             raise Unavailable("away")
         seq = await super().append(key, decision, expected)
         if self.lose_answers:
@@ -72,7 +74,7 @@ class CountingLog(MemoryLog):
         self, key: SessionKey, after: int = 0, *, at_least: int = 0, page: int = PAGE
     ) -> AsyncIterator[list[Recorded]]:
         self.reads += 1
-        if self.away:
+        if self.away or key.session in self.away_for:
             raise Unavailable("away")
         async for some in super().read(key, after, at_least=at_least, page=page):
             yield some
