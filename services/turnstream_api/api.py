@@ -73,8 +73,8 @@ def written(handled: Handled, origin: Origin) -> tuple[int, bool]:
 
 
 class Api:
-    """One process's hands. `specs`: what a run of each known agent carries out; `now`: the broker's time in
-    milliseconds."""
+    """One process's hands. `specs`: what a run of each known agent carries out; `tools`: what a person can call, by
+    agent, with the schemas of the arguments; `now`: the broker's time in milliseconds."""
 
     def __init__(
         self,
@@ -84,6 +84,7 @@ class Api:
         hub: Hub,
         views: Database,
         specs: Mapping[str, Spec],
+        tools: Mapping[str, Mapping[str, str]],
         now: Callable[[], int],
         broker: Broker,
     ) -> None:
@@ -93,6 +94,7 @@ class Api:
         self.hub = hub
         self.views = views
         self.specs = specs
+        self.tools = tools
         self.now = now
         self.broker = broker
         self.checkpoints = Checkpoints(broker)

@@ -13,7 +13,7 @@ import uvicorn
 from faststream import FastStream
 from starlette.types import ASGIApp
 
-from turnstream import agents, subjects
+from turnstream import subjects
 from turnstream.broker.connection import Broker
 from turnstream.broker.service import connect, first, unless
 from turnstream.ids import SessionKey
@@ -24,7 +24,7 @@ from turnstream.log.known import KEEP_BYTES, Known
 from turnstream.log.snapshots import Snapshotter
 from turnstream.session.events import Spec
 from turnstream.settings import Settings
-from turnstream.specs import specs_of
+from turnstream.specs import agents_of, specs_of, tools_of
 from turnstream.telemetry import get_logger, metrics
 from turnstream.views.database import Commits, Database
 from turnstream.wire.inbox import Inbox
@@ -61,7 +61,8 @@ async def serve(
     Raises `SettingsError` for a policy that cannot be had, `AgentsError` for definitions that cannot be used,
     `BrokerFault` where streams cannot be made as declared, `OSError` where the port cannot be had.
     """
-    specs = _specs(settings)
+    all_agents = agents_of(settings)
+    specs = specs_of(settings, all_agents)
     async with contextlib.AsyncExitStack() as stack:
         consumers = (subjects.INBOX_CONSUMER,)
         connecting = connect(settings, name="turnstream-api", monotonic=time.monotonic, consumers=consumers)
@@ -71,13 +72,21 @@ async def serve(
         stack.push_async_callback(broker.close)
         database = Database(settings.database, commits=commits)
         stack.push_async_callback(database.close)
-        api = assemble(settings, broker, database, specs, known or Known(keep_bytes=KEEP_BYTES))
+        shared = known or Known(keep_bytes=KEEP_BYTES)
+        api = assemble(settings, broker, database, specs, tools_of(all_agents), shared)
         stack.push_async_callback(api.sessions.close)
         keys = Keys(settings.account, on_change=lambda: api.hub.expel(keys.valid))
         await _work(settings, broker, api, keys, stop, ready)
 
 
-def assemble(settings: Settings, broker: Broker, database: Database, specs: dict[str, Spec], known: Known) -> Api:
+def assemble(
+    settings: Settings,
+    broker: Broker,
+    database: Database,
+    specs: dict[str, Spec],
+    tools: dict[str, dict[str, str]],
+    known: Known,
+) -> Api:
     """The operations' hands, on a real broker."""
     journal = JetStreamLog(broker, append_timeout=settings.append_timeout)
     sessions = Sessions(
@@ -107,6 +116,7 @@ def assemble(settings: Settings, broker: Broker, database: Database, specs: dict
         hub=hub,
         views=database,
         specs=specs,
+        tools=tools,
         now=broker.clock.now,
         broker=broker,
     )
@@ -209,13 +219,3 @@ def _listen(settings: Settings) -> socket.socket:
         raise
     listening.setblocking(False)
     return listening
-
-
-def _specs(settings: Settings) -> dict[str, Spec]:
-    known = agents.load(
-        folder=settings.agents_dir,
-        modules=settings.modules,
-        models=settings.models,
-        default_model=settings.default_model,
-    )
-    return specs_of(settings, known)

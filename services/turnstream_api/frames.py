@@ -8,27 +8,7 @@ import msgspec
 
 from turnstream.ids import SessionKey
 from turnstream.log import codec
-from turnstream.session.events import (
-    ChildEnded,
-    ChildStarted,
-    MessagePosted,
-    MessageWithdrawn,
-    ModelReplied,
-    PlanChanged,
-    Recorded,
-    RequestAnswered,
-    RequestExpired,
-    RunCancelRequested,
-    RunEnded,
-    RunReleased,
-    RunReported,
-    RunRequested,
-    RunStarted,
-    RunSteered,
-    RunWaiting,
-    ToolReturned,
-    ToolStarted,
-)
+from turnstream.session.events import ModelReplied, Recorded, RunReported
 from turnstream.session.state import TERMINAL
 from turnstream.wire.live import Delta
 
@@ -58,33 +38,9 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
 def event_frame(recorded: Recorded) -> Frame:
     data = recorded.event.data
-    run = step = 0
-    match data:
-        case (
-            RunRequested()
-            | RunStarted()
-            | RunReleased()
-            | RunSteered()
-            | RunWaiting()
-            | RequestAnswered()
-            | RequestExpired()
-            | ToolStarted()
-            | ToolReturned()
-            | ChildStarted()
-            | ChildEnded()
-            | PlanChanged()
-            | RunReported()
-            | RunCancelRequested()
-            | RunEnded()
-            | MessageWithdrawn()
-        ):
-            run = data.run
-        case ModelReplied():
-            run, step = data.run, data.step
-        case MessagePosted():
-            run = data.run
-        case _:
-            pass
+    # Behind the end of its run comes what others have been told of it.
+    run: int = 0 if isinstance(data, RunReported) else getattr(data, "run", 0)
+    step = data.step if isinstance(data, ModelReplied) else 0
     kind = recorded.event.type
     line = b"id: %d\nevent: %b\ndata: %b\n\n" % (recorded.seq, kind.encode(), codec.public(recorded))
     return Frame(recorded.seq, recorded.previous, kind, run, line, step)

@@ -1,13 +1,13 @@
 """The one table of operations. HTTP routes, NATS endpoints, OpenAPI and AsyncAPI are all made from it.
 
 Not here: what an operation does (`sessions.py`, `deleting.py`, `messages.py`, `queue.py`, `runs.py`, `requests.py`,
-`turns.py`, `ops.py`), and the pages that are no operation of an account (health, metrics, the descriptions themselves:
-`pages.py`).
+`turns.py`, `actions.py`, `ops.py`), and the pages that are no operation of an account (health, metrics, the
+descriptions themselves: `pages.py`).
 
 The order is that in which routes are tried: what is asked most comes first.
 """
 
-from turnstream_api import deleting, messages, ops, queue, requests, runs, sessions, turns
+from turnstream_api import actions, deleting, messages, ops, queue, requests, runs, sessions, turns
 from turnstream_api.operation import Operation
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -248,6 +248,21 @@ OPERATIONS: tuple[Operation, ...] = (
         call=turns.retry_session,
         statuses=(202, 200),
         errors=("run_active", "nothing_to_retry", "agent_not_found"),
+        query=frozenset({"wait"}),
+        writes=True,
+        waits="wait",
+        streams=True,
+    ),
+    Operation(
+        name="act_in_session",
+        method="POST",
+        path="/v1/sessions/{session}/actions/{verb}",
+        summary="Call a tool by oneself",
+        request=actions.ActInSession,
+        answers=(actions.Acted,),
+        call=actions.act_in_session,
+        statuses=(202, 200),
+        errors=("run_active", "agent_not_found"),
         query=frozenset({"wait"}),
         writes=True,
         waits="wait",

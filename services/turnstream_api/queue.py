@@ -1,19 +1,19 @@
 """What waits in a session until a run takes it: look at it, take a message back."""
 
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Literal
 
 import msgspec
 
 from turnstream.session.commands import WithdrawMessage as WithdrawCommand
-from turnstream.session.events import MessagePosted, Part, Recorded
+from turnstream.session.events import MessagePosted, Part, Recorded, Requested, RunRequested
 from turnstream.session.state import Run, Session
 from turnstream_api import checks
 from turnstream_api.api import Answer, Api, Caller, written
 from turnstream_api.checks import ExpectedSeq
 from turnstream_api.operation import Request
 
-Waits = Literal["queued", "retry", "leftover", "steering"]
+Waits = Literal["queued", "retry", "leftover", "steering", "action"]
 
 
 class ReadQueue(Request, frozen=True, kw_only=True):
@@ -23,10 +23,11 @@ class ReadQueue(Request, frozen=True, kw_only=True):
 class Queued(msgspec.Struct, frozen=True, kw_only=True):
     """A message that no run has taken. `run`: the one that will. `waits`: it is `queued` for a turn of its own, is of a
     turn that failed and is tried again (`retry`), reached another run too late (`leftover`), or is `steering`: the run
-    takes it before its next step. `position` counts from 1; `seq` and `queued_at` (milliseconds) are of the event that
-    the message is."""
+    takes it before its next step. Or an `action` that has not begun: it is no message, `verb` is the tool that `author`
+    calls. `position` counts from 1; `seq` and `queued_at` (milliseconds) are of the event that it is."""
 
-    message: str
+    message: str | None
+    verb: str | None
     run: str
     waits: Waits
     position: int
@@ -56,54 +57,70 @@ async def read_queue(api: Api, caller: Caller, request: ReadQueue) -> Answer:
     said = await _said(api, session, waiting) if waiting else {}
     items: list[Queued] = []
     for position, (run, name, waits) in enumerate(waiting, 1):
-        if name not in said:  # it is being deleted
+        recorded = said.get(run.requested_seq if name is None else name)
+        if recorded is None:  # it is being deleted
             raise checks.no_session(request.session)
-        recorded, data = said[name]
-        items.append(
-            Queued(
-                message=name,
-                run=key.run(run.n),
-                waits=waits,
-                position=position,
-                author=data.author,
-                content=data.content,
-                agent=run.spec.agent,
-                seq=recorded.seq,
-                queued_at=recorded.time,
-            )
-        )
+        items.append(_item(session, recorded, run, waits, position))
     active = session.holder
     body = Queue(session=key.session, active=key.run(active.n) if active else None, items=tuple(items), seq=session.seq)
     return Answer(body=body, seq=session.seq)
 
 
 async def _said(
-    api: Api, session: Session, waiting: Sequence[tuple[Run, str, Waits]]
-) -> dict[str, tuple[Recorded, MessagePosted]]:
-    """These messages, by id: all of them are there, unless the session has been deleted since."""
+    api: Api, session: Session, waiting: Sequence[tuple[Run, str | None, Waits]]
+) -> dict[str | int, Recorded]:
+    """These messages by id, and these actions by sequence: all of them are there, unless the session has been deleted
+    since."""
     names = {name for _, name, _ in waiting}
+    asked = {run.requested_seq for run, name, _ in waiting if name is None}
     since = min([run.since for run, _, _ in waiting])
     _, events = await api.sessions.events(session.key, session.seq, since)
-    return {
-        data.message_id: (recorded, data)
-        for recorded in events
-        if isinstance(data := recorded.event.data, MessagePosted) and data.message_id in names
-    }
+    said: dict[str | int, Recorded] = {}
+    for recorded in events:
+        data = recorded.event.data
+        if isinstance(data, MessagePosted) and data.message_id in names:
+            said[data.message_id] = recorded
+        elif recorded.seq in asked:
+            said[recorded.seq] = recorded
+    return said
 
 
-def _waiting(session: Session) -> Iterator[tuple[Run, str, Waits]]:
+def _item(session: Session, recorded: Recorded, run: Run, waits: Waits, position: int) -> Queued:
+    data = recorded.event.data
+    posted = data if isinstance(data, MessagePosted) else None
+    return Queued(
+        message=posted.message_id if posted else None,
+        verb=data.action.name if isinstance(data, RunRequested) and data.action else None,
+        run=session.key.run(run.n),
+        waits=waits,
+        position=position,
+        author=posted.author if posted else run.author,
+        content=posted.content if posted else (),
+        agent=run.spec.agent,
+        seq=recorded.seq,
+        queued_at=recorded.time,
+    )
+
+
+def _waiting(session: Session) -> Iterator[tuple[Run, str | None, Waits]]:
     """Every message that no run has taken, with the run that will; those of runs that have begun come first, but for
-    one that was interrupted: what steers it comes behind what interrupted it."""
+    one that was interrupted: what steers it comes behind what interrupted it. And, without a message, every action that
+    has not begun."""
     late = {run.interrupts: run for run in session.runs}
     steered = [run for run in session.runs if run.steering]
     for run in sorted(session.runs, key=lambda run: not run.taken):
-        if not run.taken:
+        if run.trigger == "action" and not run.taken:
+            yield run, None, "action"
+        elif not run.taken:
             for name in run.message_ids:
-                yield run, name, "queued" if run.trigger == "message" else run.trigger
+                yield run, name, _QUEUED.get(run.trigger, "queued")
         for other in steered:
             if late.get(other.n, other) is run:
                 for name in other.steering:
                     yield other, name, "steering"
+
+
+_QUEUED: Final[Mapping[Requested, Waits]] = {"retry": "retry", "leftover": "leftover"}
 
 
 class WithdrawMessage(Request, frozen=True, kw_only=True):

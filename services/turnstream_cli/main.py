@@ -29,6 +29,7 @@ def build() -> App:
         TALK: (
             within.open_,
             talk.send,
+            talk.act,
             talk.tail,
             talk.stop,
             talk.retry,

@@ -148,8 +148,12 @@ class Screen:
                 self._line("▸", f"message {self._named((data['message_id'],))} withdrawn", "yellow", tail)
             case "run.requested":
                 self._held[data["run"]] = []
-                again = f", run {data['retry_of']} again" if data.get("retry_of") else ""
-                self._line("▸", f"run {data['run']} asked for{again}", "bold", tail)
+                if action := data.get("action"):
+                    said = f"{data.get('author', '')}: {action['name']}({action['arguments']})"
+                    self._line("▸", said, "bold", f"{_went(data)} {tail}")
+                else:
+                    again = f", run {data['retry_of']} again" if data.get("retry_of") else ""
+                    self._line("▸", f"run {data['run']} asked for{again}", "bold", tail)
             case "run.started":
                 again = "" if data.get("trigger", "message") == "message" else f", {data['trigger']}"
                 self._line("▶", f"run {data['run']} started", "cyan", f"attempt {data['attempt']}{again} {tail}")
@@ -274,6 +278,10 @@ def answered(data: dict[str, Any]) -> tuple[str, str]:
 
 def _cut(text: str) -> str:
     return text if len(text) <= 300 else text[:300] + " …"
+
+
+def _went(data: dict[str, Any]) -> str:
+    return f"{'queued as' if data.get('queued') else 'starts'} run {data['run']}"
 
 
 def _routing(data: dict[str, Any]) -> str:

@@ -1,10 +1,13 @@
-"""`send`, `tail`, `stop`, `retry`: say something to a session, watch what happens in one, stop it, try again."""
+"""`send`, `act`, `tail`, `stop`, `retry`: say or do something in a session, watch what happens in one, stop it, try
+again."""
 
 import contextlib
+import json as json_
 import shlex
 import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -72,8 +75,55 @@ async def send(
         return await watch_run(client, posted["run"], after=posted["seq"], json=json, posted=posted)
 
 
+async def act(
+    session: str,
+    verb: str,
+    arguments: str = "{}",
+    *,
+    author: str | None = None,
+    wait: bool = True,
+    json: bool = False,
+    connect: Connect = HERE,
+) -> int:
+    """Call a tool of a session's agent yourself, and watch what comes of it. Later turns are shown what you did.
+
+    Parameters
+    ----------
+    session
+        The session's id.
+    verb
+        The tool.
+    arguments
+        What it is called with: a JSON object.
+    author
+        Who does it, such as `user:ann`; default: the caller.
+    wait
+        Wait until it is done.
+    json
+        Print one JSON object instead.
+    """
+    body: dict[str, Any] = {"arguments": _object(arguments)} | ({"author": author} if author else {})
+    async with connected(connect) as client:
+        acted = await client.post(f"/v1/sessions/{checked(session)}/actions/{quote(verb, safe='')}", body)
+        if not wait or (acted["routed"] == "queued" and not json):
+            print_json(acted) if json else print(f"{await _went(client, acted)} (#{acted['seq']})")
+        if not wait:
+            return Exit.OK
+        return await watch_run(client, acted["run"], after=acted["seq"], json=json, posted=acted)
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json_.loads(text)
+    except ValueError as error:
+        raise CommandError(f"the arguments are not JSON: {error}", Exit.USAGE) from None
+    if not isinstance(value, dict):
+        raise CommandError("the arguments are not a JSON object", Exit.USAGE)
+    return value
+
+
 async def _went(client: Client, posted: dict[str, Any]) -> str:
-    """Where a message went."""
+    """Where a message or an action went."""
     run = posted.get("run", "")
     match posted["routed"]:
         case "queued":

@@ -94,12 +94,12 @@ async def queue(session: str, *, json: bool = False, connect: Connect = HERE) ->
     if answer["active"]:
         console.print(f"in front: {answer['active']}", markup=False)
     for item in answer["items"]:
-        said = _short(item["content"])
+        said = item["verb"] or _short(item["content"])
         console.print(
             Text(f"{item['position']}. {item['waits']} for {item['run']}  {item['author']}: {show.printable(said)}"),
             soft_wrap=True,
         )
-        console.print(f"   {item['message']}  #{item['seq']}", style="dim", markup=False)
+        console.print(f"   {item['message'] or item['run']}  #{item['seq']}", style="dim", markup=False)
     if not answer["items"]:
         console.print("nothing waits", style="dim")
 
@@ -136,6 +136,8 @@ def _item(console: Console, item: dict[str, Any]) -> None:
                 error = item.get("error")
                 why = f": {error['code']}: {error['message'].removeprefix(error['code'] + ': ')}" if error else ""
                 _line(console, "■", f"{status}{why}", show.STYLES.get(status, ""), item["run"], item)
+        case "action":
+            _line(console, "▸", f"{item['author']}: {item['name']}({item['arguments']})", "bold", item["run"], item)
         case "tool_result":
             result = _cut(item.get("output") or item.get("error", ""), 300)
             _line(console, "⚙", f"→ {item['status']}: {result}", "magenta", item["run"], item)

@@ -107,13 +107,7 @@ class Checker:
             case MessageWithdrawn():
                 self._check_withdrawn(session, recorded, data)
             case RunRequested():
-                self._check_number(session, recorded, data.run)
-                last = session.last_ended
-                if data.action:
-                    pass
-                elif session.runs or last is None or last.run != data.retry_of:
-                    message = f"run {data.retry_of} is tried again, but it is not what ended last"
-                    self._add("transition", session, session.key.run(data.run), recorded, message)
+                self._check_requested(session, recorded, data)
             case (
                 RunStarted()
                 | RunReleased()
@@ -125,6 +119,7 @@ class Checker:
                 | ToolStarted()
                 | ToolReturned()
                 | ChildStarted()
+                | PlanChanged()
                 | RunCancelRequested()
                 | RunEnded()
             ):
@@ -153,6 +148,18 @@ class Checker:
         if n != session.last_run + 1:
             message = f"the next run is {session.last_run + 1}"
             self._add("run_number", session, session.key.run(n), recorded, message)
+
+    def _check_requested(self, session: Session, recorded: Recorded, data: RunRequested) -> None:
+        self._check_number(session, recorded, data.run)
+        where = session.key.run(data.run)
+        last = session.last_ended
+        if data.trigger == "retry" and (session.live or last is None or last.run != data.retry_of):
+            message = f"run {data.retry_of} is tried again, but it is not what ended last"
+            self._add("transition", session, where, recorded, message)
+        beside = resolve(data.spec.policy).on_busy == "parallel"
+        if data.trigger == "action" and session.live and not data.queued and not beside:
+            other = session.key.run((session.holder or session.live[0]).n)
+            self._add("two_holders", session, where, recorded, f"it starts, but run {other} has not ended")
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -205,6 +212,7 @@ class Checker:
                 | ToolStarted()
                 | ToolReturned()
                 | ChildStarted()
+                | PlanChanged()
                 | RunEnded()
             ):
                 if data.attempt == run.attempt:
@@ -239,7 +247,7 @@ class Checker:
         data, where, name = recorded.event.data, session.key.run(run.n), recorded.event.type
         if isinstance(data, RunEnded):
             self._check_end(session, run, recorded, data)
-        elif isinstance(data, ToolStarted | ToolReturned) and run.call(data.call_id) is None:
+        elif isinstance(data, ToolStarted | ToolReturned | PlanChanged) and run.call(data.call_id) is None:
             message = f"{name} of call {data.call_id}, which is not open"
             self._add("no_such_call", session, where, recorded, message)
         elif run.status != "running":

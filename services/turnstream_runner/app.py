@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from turnstream import agents, subjects
+from turnstream import subjects
 from turnstream.broker.connection import Broker
 from turnstream.broker.pages import application
 from turnstream.broker.pull import Pull
@@ -26,7 +26,7 @@ from turnstream.log.known import KEEP_BYTES, Known
 from turnstream.log.snapshots import Snapshotter
 from turnstream.session.events import Spec
 from turnstream.settings import Settings
-from turnstream.specs import specs_of
+from turnstream.specs import agents_of, specs_of
 from turnstream.telemetry import metrics
 from turnstream.wire.blobs import Blobs
 from turnstream.wire.checkpoints import Checkpoints
@@ -58,12 +58,7 @@ async def serve(
 
     Raises `AgentsError` for definitions that cannot be used, `BrokerFault` where streams cannot be made as declared.
     """
-    all_agents = agents.load(
-        folder=settings.agents_dir,
-        modules=settings.modules,
-        models=settings.models,
-        default_model=settings.default_model,
-    )
+    all_agents = agents_of(settings)
     async with AsyncExitStack() as stack:
         consumers = (subjects.DISPATCH, *(subjects.runner_consumer(queue, settings.lease) for queue in settings.queues))
         connecting = connect(settings, name="turnstream-runner", monotonic=time.monotonic, consumers=consumers)

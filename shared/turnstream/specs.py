@@ -1,4 +1,5 @@
-"""What a run of each agent carries out: the agents that are known, with the policy that the server and the agent say.
+"""What a run of each agent carries out: the agents that are known, with the policy that the server and the agent say;
+and what a person may call of their tools.
 
 Not here: what an agent is (`turnstream.agents`), what a policy means (`turnstream.session.policy`).
 """
@@ -7,11 +8,22 @@ from collections.abc import Iterable
 
 import msgspec
 
-from turnstream.agents import Agent, AgentsError, Fault
+from turnstream.agents import Agent, Agents, AgentsError, Fault, load
+from turnstream.session import answers
 from turnstream.session.errors import Rejected
-from turnstream.session.events import PolicyData, Spec
+from turnstream.session.events import UPDATE_PLAN, PolicyData, Spec
 from turnstream.session.policy import merged, parse_policy
 from turnstream.settings import Settings, SettingsError
+
+
+def agents_of(settings: Settings) -> Agents:
+    """Every agent and tool that the settings name. Raises `AgentsError`."""
+    return load(
+        folder=settings.agents_dir,
+        modules=settings.modules,
+        models=settings.models,
+        default_model=settings.default_model,
+    )
 
 
 def server_policy(settings: Settings) -> PolicyData:
@@ -36,7 +48,20 @@ def specs_of(settings: Settings, known: Iterable[Agent]) -> dict[str, Spec]:
             policy = merged(server, parse_policy(agent.policy))
             specs[agent.name] = msgspec.structs.replace(msgspec.convert(agent.pinned(), Spec), policy=policy)
         except Rejected as error:
-            faults.append(Fault(f"agent {agent.name}", str(error.details["field"]), error.message))
+            field = str(error.details["field"])
+            faults.append(Fault(f"agent {agent.name}", field, error.message.removeprefix(f"{field}: ")))
     if faults:
         raise AgentsError(faults)
     return specs
+
+
+def tools_of(known: Agents) -> dict[str, dict[str, str]]:
+    """By agent: the tools that a person may call by himself, each with the JSON Schema of its arguments as text, empty
+    where it cannot be held against it here (then the tool itself says what does not fit)."""
+    schemas = {name: msgspec.json.encode(tool.schema).decode() for name, tool in known.tools.items()}
+    schemas = {name: schema if answers.is_readable(schema) else "" for name, schema in schemas.items()}
+    return {
+        agent.name: {name: schemas[name] for name in agent.tool_names}
+        | ({UPDATE_PLAN: ""} if agent.control.plan else {})
+        for agent in known
+    }

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, ValidationError
 from turnstream.agents import Agent, AgentsError, Control, Limits, Params, ToolContext, load, lookup, tool
 from turnstream.agents.definition import define
 from turnstream.agents.tool import RESERVED
-from turnstream.session.events import ASK_USER, Spec
+from turnstream.session.events import ASK_USER, DELEGATE, UPDATE_PLAN, Spec
 from turnstream.session.events import Limits as SessionLimits
 from turnstream.settings import ModelSettings
 
@@ -520,7 +520,7 @@ def test_options_that_do_not_do_are_refused() -> None:
         tool(name="not a name")(positional)
     with pytest.raises(ValueError, match="it is how a model asks a person"):
         tool(name=ASK_USER)(positional)
-    assert {ASK_USER} == RESERVED
+    assert {ASK_USER, DELEGATE, UPDATE_PLAN} == RESERVED.keys()
 
 
 def test_a_logical_name_goes_before_all_others() -> None:

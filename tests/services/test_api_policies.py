@@ -19,7 +19,7 @@ from turnstream import agents, subjects
 from turnstream.broker.connection import Broker
 from turnstream.session.policy import CHOICES, NOT_AVAILABLE, PRESETS
 from turnstream.settings import SettingsError
-from turnstream_api.app import _specs
+from turnstream.specs import agents_of, specs_of
 from turnstream_api.policies import ABOUT, Policy
 from turnstream_cli.client import Client, Refused
 from turnstream_cli.talk import post_text
@@ -364,21 +364,22 @@ async def test_what_is_known_and_not_offered_is_said(api: Running) -> None:
 def test_a_bad_policy_of_the_server_is_named_at_its_start(tmp_path: Path, policy: dict[str, Any], field: str) -> None:
     settings = api_settings("nats://127.0.0.1:1", tmp_path, "default", policy=policy)
     with pytest.raises(SettingsError, match=field):
-        _specs(settings)
+        specs_of(settings, agents_of(settings))
 
 
 def test_a_bad_policy_of_an_agent_is_named_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text('model = "demo"\n[policy]\non_busy = "never"\n')
     settings = api_settings("nats://127.0.0.1:1", tmp_path, "default", agents_dir=tmp_path)
     with pytest.raises(agents.AgentsError, match=r"policy\.on_busy"):
-        _specs(settings)
+        specs_of(settings, agents_of(settings))
 
 
 def test_the_policy_of_the_server_may_come_from_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURNSTREAM_POLICY__PRESET", "thread")
     monkeypatch.setenv("TURNSTREAM_POLICY__DELETE__MODE", "erase")
     monkeypatch.setenv("TURNSTREAM_POLICY__STARTERS", "user:ann, user:bob")
-    policy = _specs(api_settings("nats://127.0.0.1:1", tmp_path, "default"))["default"].policy
+    settings = api_settings("nats://127.0.0.1:1", tmp_path, "default")
+    policy = specs_of(settings, agents_of(settings))["default"].policy
     assert policy.preset == "thread" and policy.delete and policy.delete.mode == "erase"
     assert policy.starters == ("user:ann", "user:bob")
 

@@ -9,7 +9,7 @@ import pytest
 from turnstream.agents import AgentsError
 from turnstream.session.policy import resolve
 from turnstream.settings import Settings
-from turnstream_api.app import _specs
+from turnstream.specs import agents_of, specs_of
 
 
 def folder(tmp_path: Path, **agents: dict[str, Any]) -> Path:
@@ -20,7 +20,8 @@ def folder(tmp_path: Path, **agents: dict[str, Any]) -> Path:
 
 def test_an_agent_says_more_than_the_server_and_only_of_itself(tmp_path: Path) -> None:
     where = folder(tmp_path, quick={"on_busy": "steer"}, other={})
-    specs = _specs(Settings(agents_dir=where, policy={"preset": "workspace", "clock": "wall"}))
+    settings = Settings(agents_dir=where, policy={"preset": "workspace", "clock": "wall"})
+    specs = specs_of(settings, agents_of(settings))
     quick, other = resolve(specs["quick"].policy), resolve(specs["other"].policy)
     assert (quick.on_busy, quick.clock, quick.empty) == ("steer", "wall", "note")
     assert (other.on_busy, other.clock, other.empty) == ("queue", "wall", "note")
@@ -35,8 +36,9 @@ def test_a_policy_that_does_not_do_names_agent_and_field_and_all_are_named_at_on
         d={"on_message": "answer"},
         e={"on_busy": "queue"},
     )
+    settings = Settings(agents_dir=where)
     with pytest.raises(AgentsError) as caught:
-        _specs(Settings(agents_dir=where))
+        specs_of(settings, agents_of(settings))
     assert [str(fault) for fault in caught.value.faults] == [
         "agent a: policy.on_busy: must be one of reject, queue, steer, interrupt, parallel",
         "agent b: policy.history.window: 'fit' is not available in this release",

@@ -147,7 +147,7 @@ class _Found:
                 self.faults.append(Fault(where, "limits.max_cost", what))
             for i, tool in enumerate(agent.tool_names):
                 if tool in RESERVED:
-                    what = f"{tool!r} is not named here; say `control = {{ask_user = true}}`"
+                    what = f"{tool!r} is not named here; say `control = {{{RESERVED[tool][0]} = true}}`"
                     self.faults.append(Fault(where, f"tools.{i}", what))
                 elif tool not in self.tools:
                     known = ", ".join(sorted(self.tools))

@@ -20,8 +20,12 @@ P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-RESERVED = frozenset({"conversation_ask_user"})
-"""What a model asks for besides tools."""
+RESERVED = {
+    "conversation_ask_user": ("ask_user", "asks a person"),
+    "delegate": ("delegate", "delegates"),
+    "update_plan": ("plan", "keeps a checklist"),
+}
+"""What a model asks for besides tools: the field of an agent's `control` that lets it, and what it does by it."""
 TIMEOUT = 60.0
 """Seconds that a tool gets unless it says otherwise."""
 
@@ -107,7 +111,7 @@ def tool(
         if not NAME.fullmatch(label):
             raise ValueError(f"{label!r} is no name for a tool: up to 64 letters, digits, '_' or '-'")
         if label in RESERVED:
-            raise ValueError(f"{label!r} is no name for a tool: it is how a model asks a person")
+            raise ValueError(f"{label!r} is no name for a tool: it is how a model {RESERVED[label][1]}")
         arguments, names, context = _arguments(label, function)
         return Tool(
             name=label,

@@ -182,6 +182,7 @@ def _concerned(data: Fact | Unknown, routed: dict[str, int], live: set[int]) -> 
 def _without_words(recorded: Recorded, run: int) -> Recorded:
     data = _silent(recorded.event.data, run)
     says = isinstance(data, MessagePosted | RequestAnswered | MessageWithdrawn)
+    says = says or (isinstance(data, RunRequested) and data.action is not None)
     event = msgspec.structs.replace(
         recorded.event,
         data=data,
@@ -220,6 +221,10 @@ def _silent(data: Fact | Unknown, run: int) -> Fact | Unknown:
             return replace(data, output="", blob=None, error=None)
         case ChildStarted():
             return replace(data, brief="")
+        case RunRequested() if data.action:
+            return replace(data, author="", action=replace(data.action, arguments=""))
+        case PlanChanged():
+            return replace(data, items=())
         case RunEnded() if data.run != run:
             return replace(data, content="", reasoning="", blob=None, note="", error=None, reason="")
         case _:

@@ -49,16 +49,25 @@ def fault_of(schema: Mapping[str, object]) -> str | None:
     return None
 
 
-def check(answer: object, schema: str, choices: tuple[str, ...]) -> None:
-    """Raises `Rejected` naming the part of the answer that does not fit."""
+def is_readable(schema: str) -> bool:
+    """Whether values can be held against a schema that is the server's own: it may be larger than a model's."""
+    try:
+        _validator(schema)
+    except ValidationError:
+        return False
+    return True
+
+
+def check(answer: object, schema: str, choices: tuple[str, ...], field: str = "answer") -> None:
+    """Raises `Rejected` naming the part of the answer, or of what else `field` is, that does not fit."""
     if _is_deep(answer, DEPTH_MAX):
-        raise Rejected("invalid", f"answer: more than {DEPTH_MAX} levels deep", field="answer")
+        raise Rejected("invalid", f"{field}: more than {DEPTH_MAX} levels deep", field=field)
     if choices and answer not in choices:
-        message = f"answer: must be one of {', '.join(choices)}"
-        raise Rejected("invalid", message, field="answer")
+        message = f"{field}: must be one of {', '.join(choices)}"
+        raise Rejected("invalid", message, field=field)
     if schema and (error := next(iter(_validator(schema).iter_errors(answer)), None)):
         missing = [error.kind.property] if isinstance(error.kind, ValidationErrorKind.Required) else []
-        path = ".".join(["answer", *map(str, error.instance_path), *missing])
+        path = ".".join([field, *map(str, error.instance_path), *missing])
         raise Rejected("invalid", f"{path}: {_said(error)}", field=path)
 
 

@@ -132,10 +132,13 @@ class RetrySession(_Command, frozen=True, kw_only=True):
 
 
 class Act(_Command, frozen=True, kw_only=True):
-    """A person calls a tool in the session. `specs` are as for a message."""
+    """A person calls a tool in the session. `specs` are as for a message; `tools` are those that a person may call, by
+    agent, each with the JSON Schema of its arguments as text, empty where it is not known."""
 
     action: ToolCall
+    author: str
     specs: Mapping[str, Spec]
+    tools: Mapping[str, Mapping[str, str]]
 
 
 class EndChild(_Command, frozen=True, kw_only=True):

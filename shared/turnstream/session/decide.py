@@ -130,7 +130,7 @@ def decide(command: Command, session: Session) -> Decision | None:
         case PostMessage():
             return routing.post(command, session)
         case Act():
-            return _act(command, session)
+            return routing.act(command, session)
         case WithdrawMessage():
             return _withdraw(command, session)
         case RetrySession():
@@ -222,20 +222,6 @@ def _title(command: TitleSession, session: Session) -> Decision | None:
         return None
     title = Title(text=command.text, source="agent") if command.text else None
     return Decision(event_of(command, session, SessionUpdated(title=title, untitled=title is None)))
-
-
-def _act(command: Act, session: Session) -> Decision:
-    """As if the session were asked to queue it: it waits for its turn."""
-    spec = command.specs.get(session.agent_name)
-    if spec is None:
-        raise Rejected("agent_not_found", f"no agent {session.agent_name}", field="agent")
-    spec = msgspec.structs.replace(spec, policy=merged(spec.policy, session.policy))
-    policy = resolve(spec.policy)
-    if session.live and policy.on_busy == "reject":
-        run = session.key.run((session.holder or session.live[0]).n)
-        raise Rejected("run_active", f"run {run} is not ended, and the session refuses another", run=run)
-    data = RunRequested(run=session.last_run + 1, spec=spec, trigger="action", action=command.action)
-    return Decision(event_of(command, session, data), wakes=() if session.live else (spec.queue,))
 
 
 def _end_child(command: EndChild, session: Session) -> Decision | None:

@@ -201,8 +201,8 @@ class Wake(Data, frozen=True, kw_only=True):
 
 
 class ToolCall(Data, frozen=True, kw_only=True):
-    """A tool that the model asks for. `arguments` is JSON text as the model wrote it. `asks`: what a person has to say
-    before the call can return."""
+    """A tool that the model asks for, or a person calls. `arguments` is JSON text as it was written. `asks`: what has
+    to be there before the call can return."""
 
     id: str
     name: str
@@ -353,7 +353,8 @@ class MessageWithdrawn(Data, frozen=True, kw_only=True):
 
 
 class RunRequested(Data, frozen=True, kw_only=True):
-    """A run that no new message asks for: a turn that failed is tried again, or (`action`) a person calls a tool."""
+    """A run that no new message asks for: a turn that failed is tried again, or (`action`) a person calls a tool.
+    `author`: who that is. `queued`: it waits for its turn; else it starts, beside whatever is live."""
 
     run: int
     spec: Spec
@@ -361,6 +362,8 @@ class RunRequested(Data, frozen=True, kw_only=True):
     message_ids: tuple[str, ...] = ()
     retry_of: int = 0
     action: ToolCall | None = None
+    author: str = ""
+    queued: bool = False
 
 
 class RunStarted(Data, frozen=True, kw_only=True):

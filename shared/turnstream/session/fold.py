@@ -233,10 +233,13 @@ def _requested(
 
 def _run_requested(session: Session, recorded: Recorded, data: RunRequested) -> Session:
     """A turn that is tried again goes on for the author whose it was; an action is the person's who does it."""
-    author, since = recorded.event.actor, recorded.seq
+    author, since = data.author or recorded.event.actor, recorded.seq
     if data.trigger == "retry" and session.last_ended:
         author, since = session.last_ended.author, session.last_ended.since
-    run = _requested(recorded, data.run, data.spec, data.message_ids, author, since, trigger=data.trigger)
+    in_line = data.queued or not session.live
+    run = _requested(
+        recorded, data.run, data.spec, data.message_ids, author, since, trigger=data.trigger, in_line=in_line
+    )
     if call := data.action:
         made = Call(call.id, call.name, call_digest(call), asks=call.asks)
         run = msgspec.structs.replace(run, open_calls=(made,), reply_seq=recorded.seq, tool_calls=1)

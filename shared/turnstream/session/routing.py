@@ -12,6 +12,9 @@ Steered or interrupted is the run that holds the turn (the first, where several 
 which is about to start. No other run that waits for its turn is touched. A message that interrupts is the next behind
 that run: before everything that was queued, before an earlier message that interrupted the same run, and before the
 steering that the run leaves over.
+
+What a person does by himself (`act`) is a turn of its own: it answers nothing, steers and interrupts nobody. Where a
+message is not refused, and would not start beside a live run, it waits for its turn.
 """
 
 from typing import Final, assert_never
@@ -19,7 +22,7 @@ from typing import Final, assert_never
 import msgspec
 
 from turnstream.session import answers
-from turnstream.session.commands import PostMessage
+from turnstream.session.commands import Act, PostMessage
 from turnstream.session.decision import Decision, event_of, expiries, expiry, wakes_answered
 from turnstream.session.errors import Rejected
 from turnstream.session.events import (
@@ -28,6 +31,7 @@ from turnstream.session.events import (
     Answers,
     MessagePosted,
     Queued,
+    RunRequested,
     Spec,
     Starts,
     Steers,
@@ -62,6 +66,67 @@ def post(command: PostMessage, session: Session) -> Decision:
     return _Route(command, session, posted).decide()
 
 
+def act(command: Act, session: Session) -> Decision:
+    """Raises `Rejected`."""
+    agent, action = session.agent_name, command.action
+    spec = command.specs.get(agent)
+    if spec is None:
+        raise _no_agent(agent)
+    tools = command.tools.get(agent, {})
+    if action.name not in tools:
+        known = ", ".join(sorted(tools)) or "none"
+        message = f"agent {agent} has no tool {action.name[:64]} that a person can call; there are: {known}"
+        raise Rejected("not_found", message, field="verb")
+    answers.check(msgspec.json.decode(action.arguments), tools[action.name], (), "arguments")
+    spec = msgspec.structs.replace(spec, policy=merged(spec.policy, session.policy))
+    policy = resolve(spec.policy)
+    if not policy.may_start(command.author):
+        message = f"author: by the session's policy (`starters`) {command.author} may not start a turn"
+        raise Rejected("invalid", message, field="author")
+    queued = _acts_later(session, policy)
+    _find_room(session)
+    data = RunRequested(
+        run=session.last_run + 1, spec=spec, trigger="action", action=action, author=command.author, queued=queued
+    )
+    return Decision(event_of(command, session, data), wakes=() if queued else (spec.queue,))
+
+
+def _acts_later(session: Session, policy: Policy) -> bool:
+    """Whether an action has to wait for its turn. Raises `Rejected`."""
+    if not session.live:
+        return bool(session.runs) and _waits_for_parked(session, policy)
+    if policy.on_busy == "reject":
+        raise _is_active(session, "an action meanwhile")
+    return policy.on_busy != "parallel"
+
+
+def _waits_for_parked(session: Session, policy: Policy) -> bool:
+    """Whether something that comes while runs wait for their children alone has to wait for them. Raises
+    `Rejected`."""
+    if policy.on_message_parked == "reject":
+        run = session.key.run(session.runs[0].n)
+        message = f"run {run} waits for its sub-agents, and the session refuses everything meanwhile"
+        raise Rejected("run_active", message, run=run)
+    return policy.on_message_parked == "queue"
+
+
+def _is_active(session: Session, what: str) -> Rejected:
+    """Why a session with a live run refuses something."""
+    run = session.key.run((session.holder or session.live[0]).n)
+    return Rejected("run_active", f"run {run} is not ended, and the session refuses {what}", run=run)
+
+
+def _find_room(session: Session) -> None:
+    if session.waiting >= WAITING_MAX:
+        run = session.key.run((session.holder or session.runs[0]).n)
+        message = f"{WAITING_MAX} messages wait behind run {run} already; say it again when some are done"
+        raise Rejected("run_active", message, run=run)
+
+
+def _no_agent(name: str) -> Rejected:
+    return Rejected("agent_not_found", f"no agent {name}", field="agent")
+
+
 class _Route:
     """One message on its way; each method is one way that it can go."""
 
@@ -74,7 +139,7 @@ class _Route:
         self.agent = command.agent or (opens.agent if opens else None) or session.agent_name
         self.known = command.specs.get(self.agent)
         if self.known is None and command.agent:
-            raise self._no_agent()
+            raise _no_agent(self.agent)
         given = self.known.policy if self.known else NO_POLICY
         if command.policy.on_busy and resolve(given, self.own_policy).message_on_busy == "refuse":
             raise Rejected("invalid", "on_busy: the session does not let a message say that itself", field="on_busy")
@@ -87,7 +152,8 @@ class _Route:
             return self._decision()
         live = self.session.live
         if not live:
-            return self._beside_parked() if self.session.runs else self._starts()
+            later = bool(self.session.runs) and _waits_for_parked(self.session, self.policy)
+            return self._queued() if later else self._starts()
         waiting = next((run for run in live if run.for_people), None)
         if waiting is None or waiting.is_to_end:
             return self._busy(live)
@@ -109,28 +175,14 @@ class _Route:
             case "parallel":
                 return self._starts()
 
-    def _beside_parked(self) -> Decision:
-        match self.policy.on_message_parked:
-            case "interleave":
-                return self._starts()
-            case "queue":
-                return self._queued()
-            case "reject":
-                run = self.session.key.run(self.session.runs[0].n)
-                message = f"run {run} waits for its sub-agents, and the session refuses a message meanwhile"
-                raise Rejected("run_active", message, run=run)
-            case _:
-                assert_never(self.policy.on_message_parked)
-
     def _busy(self, live: tuple[Run, ...]) -> Decision:
         front = self.session.holder or live[0]
         match self.policy.on_busy:
             case "reject":
-                run = self.session.key.run(front.n)
-                message = f"run {run} is not ended, and the session refuses a second message"
+                what = "a second message"
                 if self.policy.message_on_busy == "allow":
-                    message += "; `on_busy` (queue, steer, interrupt, parallel) says what else becomes of it"
-                raise Rejected("run_active", message, run=run)
+                    what += "; `on_busy` (queue, steer, interrupt, parallel) says what else becomes of it"
+                raise _is_active(self.session, what)
             case "queue":
                 return self._queued()
             case "steer":
@@ -145,12 +197,12 @@ class _Route:
     # --- the ways ---------------------------------------------------------------------------------------------------
 
     def _starts(self) -> Decision:
-        self._find_room()
+        _find_room(self.session)
         starts = Starts(run=self.session.last_run + 1, spec=self._spec())
         return self._decision(starts=starts, wakes=(starts.spec.queue,))
 
     def _queued(self, interrupts: Run | None = None) -> Decision:
-        self._find_room()
+        _find_room(self.session)
         n = interrupts.n if interrupts else 0
         queued = Queued(run=self.session.last_run + 1, spec=self._spec(), interrupts=n)
         return self._decision(queued=queued, wakes=(interrupts.spec.queue,) if interrupts else ())
@@ -161,7 +213,7 @@ class _Route:
         other = self.command.agent not in (None, run.spec.agent) or self.command.model
         if other or run.trigger == "action" or self._is_foreign(run):
             return self._queued()
-        self._find_room()
+        _find_room(self.session)
         return self._decision(steers=Steers(run=run.n))
 
     def _answers(self, run: Run) -> Decision:
@@ -223,16 +275,10 @@ class _Route:
     def _spec(self) -> Spec:
         """What the run carries out, with everything pinned that was said about it."""
         if self.known is None:
-            raise self._no_agent()
+            raise _no_agent(self.agent)
         policy = merged(self.known.policy, self.own_policy)
         model = self.command.model or self.known.model
         return msgspec.structs.replace(self.known, model=model, policy=policy)
-
-    def _find_room(self) -> None:
-        if self.session.waiting >= WAITING_MAX:
-            run = self.session.key.run((self.session.holder or self.session.runs[0]).n)
-            message = f"{WAITING_MAX} messages wait behind run {run} already; say it again when some are done"
-            raise Rejected("run_active", message, run=run)
 
     def _is_foreign(self, run: Run) -> bool:
         return self.policy.authors == "single" and self.command.author != run.author
@@ -253,6 +299,3 @@ class _Route:
         name = self.session.key.run(run.n)
         asked = ", ".join(request_id(self.session, run.n, request.k) for request in run.for_people)
         return Rejected("run_waiting", f"run {name} waits for an answer to {asked}", run=name)
-
-    def _no_agent(self) -> Rejected:
-        return Rejected("agent_not_found", f"no agent {self.agent}", field="agent")

@@ -402,8 +402,9 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def waiting(self) -> int:
-        """How many messages no run has taken."""
-        return sum([len(run.steering) + len(run.untaken) for run in self.runs])
+        """How many messages no run has taken, and how many actions have not begun."""
+        acts = sum([run.trigger == "action" and not run.taken for run in self.runs])
+        return acts + sum([len(run.steering) + len(run.untaken) for run in self.runs])
 
     @property
     def last_end(self) -> RunStatus | None:

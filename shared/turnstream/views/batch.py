@@ -163,6 +163,8 @@ class Batch:
         data = recorded.event.data
         if isinstance(data, MessagePosted):
             self.items[name, recorded.seq] = history.posted(recorded, data)
+        if isinstance(data, RunRequested) and data.action and (run := after.run(data.run)):
+            self.items[name, recorded.seq] = history.acted(recorded, data, data.action, run.author)
         if after.runs is not before.runs:
             self._fold_runs(name, before, after, recorded)
         if isinstance(data, SessionDeleted):

@@ -1,4 +1,5 @@
-"""The transcript of a session, for people: what was said, what was answered, what tools gave back, what was asked.
+"""The transcript of a session, for people: what was said, what was answered, what tools gave back, what was asked, and
+what people did by themselves.
 
 One item an event at most, numbered by the event's sequence. Of an item only that changes which is found out later:
 which run has taken a message, what was said to a request. What was withdrawn, or belongs to a run that was cancelled
@@ -27,6 +28,7 @@ from turnstream.session.events import (
     Recorded,
     Routed,
     RunEnded,
+    RunRequested,
     RunStarted,
     RunSteered,
     RunWaiting,
@@ -92,8 +94,19 @@ class Reply(_Item, frozen=True, kw_only=True, tag="reply", gc=False):
     retry_of: str | None = None
 
 
+class Action(_Item, frozen=True, kw_only=True, tag="action", gc=False):
+    """A tool that a person called by himself. Its result is the `tool_result` of this call; the reply that ends the run
+    says nothing more."""
+
+    run: str
+    author: str
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
 class ToolResult(_Item, frozen=True, kw_only=True, tag="tool_result", gc=False):
-    """The result of the call `call_id` of the reply before it."""
+    """The result of the call `call_id` of the reply before it, or of the action."""
 
     run: str
     call_id: str
@@ -119,8 +132,8 @@ class Asked(_Item, frozen=True, kw_only=True, tag="asked", gc=False):
     requests: tuple[int, ...]
 
 
-Item = Message | Reply | ToolResult | Requests
-Stored = Message | Reply | ToolResult | Asked
+Item = Message | Reply | Action | ToolResult | Requests
+Stored = Message | Reply | Action | ToolResult | Asked
 
 
 class HistoryPage(msgspec.Struct, frozen=True):
@@ -145,6 +158,19 @@ def posted(recorded: Recorded, data: MessagePosted) -> Message:
         content=data.content,
         routed=data.routed,
         run=run_id(recorded.event.key.session, data.run) if data.run else None,
+    )
+
+
+def acted(recorded: Recorded, data: RunRequested, action: ToolCall, author: str) -> Action:
+    """The item of an action."""
+    return Action(
+        seq=recorded.seq,
+        time=recorded.time,
+        run=run_id(recorded.event.key.session, data.run),
+        author=author,
+        call_id=action.id,
+        name=action.name,
+        arguments=action.arguments,
     )
 
 
@@ -192,14 +218,15 @@ def fold(recorded: Recorded, row: Row, run: Run | None) -> Stored | None:
 
 def _end(recorded: Recorded, data: RunEnded, row: Row) -> Reply:
     session = recorded.event.key.session
+    shown = row.trigger == "action"  # as the tool's result
     return Reply(
         seq=recorded.seq,
         time=recorded.time,
         run=run_id(session, data.run),
         attempt=data.attempt,
-        content=data.content,
+        content="" if shown else data.content,
         reasoning=data.reasoning,
-        blob=data.blob,
+        blob=None if shown else data.blob,
         model=data.model,
         usage=data.step_usage,
         status=data.status,
@@ -220,7 +247,9 @@ def gone(recorded: Recorded, row: Row, run: Run | None) -> Iterator[int]:
             yield row.said[data.message_id]
         case RunEnded(status="cancelled") if run is None and took_none:
             yield from (row.said[name] for name in row.message_ids if name in row.said)
-        case RunEnded(status="completed") if row.folded and row.folded.answered:
+            if row.trigger == "action":
+                yield row.requested_seq
+        case RunEnded(status="completed") if row.folded and row.folded.answered and row.trigger != "action":
             yield row.folded.reply_seq  # it turned out to be the answer, which the end shows
         case _:
             pass

@@ -164,6 +164,7 @@ def requested(recorded: Recorded, run: Run, said: dict[str, int], parent: Parent
     """The row of a run that is new. `said`: where the messages were stored that it may take; `parent`: the call that
     its session was made for."""
     data = recorded.event.data
+    action = data.action if isinstance(data, RunRequested) else None
     return Row(
         n=run.n,
         spec=run.spec,
@@ -176,6 +177,8 @@ def requested(recorded: Recorded, run: Run, said: dict[str, int], parent: Parent
         retry_of=data.retry_of if isinstance(data, RunRequested) else 0,
         parent=msgspec.structs.replace(parent, schema=None) if parent and run.n == 1 else None,
         live_since=recorded.time,
+        tool_calls=run.tool_calls,
+        open_calls=(OpenCall(action.id, action.name, action.arguments, recorded.time),) if action else (),
         said={name: said[name] for name in run.message_ids if name in said},
         folded=run,
     )

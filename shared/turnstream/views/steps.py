@@ -52,7 +52,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     by: str | None = None
     """Who ended a wait."""
     arguments: str = ""
-    """Of a tool: JSON, as the model wrote it."""
+    """Of a tool: JSON, as it was written."""
     finish: str = ""
     usage: Usage | None = None
     error: str = ""
@@ -235,6 +235,8 @@ async def _going_on(reader: Reader, key: SessionKey, row: run_row.Row) -> list[S
         return []
     if row.open_calls:
         return _carried_out(row, run)
+    if run.answered:  # it is about to end
+        return []
     return [
         Step(
             kind="model",
