@@ -12,6 +12,7 @@ from turnstream.broker.connection import Broker
 from turnstream.ids import SessionKey, derive
 from turnstream.log import archive, codec
 from turnstream.session.commands import (
+    Act,
     AnswerRequest,
     CancelRun,
     Command,
@@ -149,6 +150,15 @@ class Log:
         )
         self.do(session, command)
         return self.key(session).run(self.sessions[self.key(session)].last_run)
+
+    def act(self, session: str, *, author: str = "user:ann", arguments: str = '{"a":1}') -> int:
+        """A person calls a tool: the number of the run."""
+        call = ToolCall(id="action", name="add", arguments=arguments)
+        command = Act(
+            origin=self.origin("client:k1"), action=call, author=author, specs=SPECS, tools={"default": {"add": ""}}
+        )
+        self.do(session, command)
+        return self.sessions[self.key(session)].last_run
 
     def start(self, session: str, n: int, *, work: int = 0) -> None:
         run = self._run(session, n)
@@ -377,17 +387,19 @@ def _step(log: Log, rng: random.Random, name: str, session: Session, faults: boo
             log.say(name, text, agent=agent, busy=busy, author=rng.choice(("user:ann", "user:bob", "agent:x")))
         case 7 if run:
             log.do(name, CancelRun(origin=log.origin(), run=run.n, reason="enough", disconnected=rng.random() < 0.2))
-        case 8 if run:
+        case 8 if run and (run.message_ids or run.steering):
             message = rng.choice((*run.message_ids, *run.steering))
             log.do(name, WithdrawMessage(origin=log.origin(), message_id=message))
         case 9 if rng.random() < 0.2 and (faults or session.exists):
-            log.put(name, Unknown(type="plan.changed", raw=msgspec.Raw(b'{"items":[]}')))
+            log.put(name, Unknown(type="session.starred", raw=msgspec.Raw(b'{"stars":5}')))
         case 10 if faults and run and rng.random() < 0.3:  # what a stale writer would store if nothing stopped it
             log.put(name, RunEnded(run=run.n, attempt=run.attempt, status=rng.choice(("completed", "failed"))))
         case 11 if faults and rng.random() < 0.2 and session.last_run:
             log.put(name, RunEnded(run=rng.randint(1, session.last_run), attempt=1, status="failed"))
-        case 12:
+        case 12 if rng.random() < 0.5:
             log.do(name, RetrySession(origin=log.origin(), specs=SPECS))
+        case 12:
+            log.act(name, author=rng.choice(("user:ann", "client:k1")))
         case 13 if rng.random() < 0.15:
             if not session.deleted:
                 log.delete(name, rng.choice(("detach", "erase")))

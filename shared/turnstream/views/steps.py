@@ -235,7 +235,7 @@ async def _going_on(reader: Reader, key: SessionKey, row: run_row.Row) -> list[S
         return []
     if row.open_calls:
         return _carried_out(row, run)
-    if run.answered:  # it is about to end
+    if run.answered and not run.steering:  # it is about to end
         return []
     return [
         Step(
