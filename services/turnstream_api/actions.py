@@ -11,7 +11,6 @@ from turnstream_api.api import Answer, Api, Caller, Stream
 from turnstream_api.checks import Author, ExpectedSeq, Wait
 from turnstream_api.errors import Problem
 from turnstream_api.operation import Request
-from turnstream_api.paging import event_at
 from turnstream_api.watched import Watched, watched
 
 CALL = "action"
@@ -58,7 +57,7 @@ async def act_in_session(api: Api, caller: Caller, request: ActInSession) -> Ans
     replayed = recorded is None
     receipt = handled.session.receipt(origin.idempotency_key) if replayed else None
     if receipt:
-        recorded = await event_at(api.log, key, receipt.seq)
+        recorded = await api.log.at(key, receipt.seq)
     data = recorded.event.data if recorded else None
     if recorded is None or not isinstance(data, RunRequested):  # only a repeat is answered without an event
         raise Problem("internal_error", f"the action in session {key.session} was not stored")
