@@ -24,7 +24,13 @@ class Follower:
     """`urls` are tried in turn, one for each connection."""
 
     def __init__(
-        self, session: str, *urls: str, after: int = 0, deltas: bool = True, headers: Mapping[str, str] | None = None
+        self,
+        session: str,
+        *urls: str,
+        after: int = 0,
+        deltas: bool = True,
+        types: str = "",
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.session = session
         self.urls = itertools.cycle(urls)
@@ -38,7 +44,7 @@ class Follower:
         """How many were answered."""
         self.refused: list[int] = []
         """Statuses other than 200."""
-        self._query = {"deltas": "true" if deltas else "false"}
+        self._query = {"deltas": "true" if deltas else "false", **({"types": types} if types else {})}
         self._headers = dict(headers or {})
 
     @property
