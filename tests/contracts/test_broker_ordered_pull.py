@@ -79,6 +79,25 @@ async def test_a_reader_that_waited_gets_what_comes_within_its_linger_too(bed: B
     await pull.close()
 
 
+async def test_a_reader_that_comes_late_lingers_too_unless_there_is_plenty(bed: Bed):
+    pull = ordered(bed, batch=4, linger=0.5)
+    first = asyncio.ensure_future(anext(pull))
+    await eventually(lambda: consumers(bed))
+    await bed.publish(1)
+    assert len(await first) == 1
+    await bed.publish(2)
+    await eventually(lambda: pull._ready)
+    late = asyncio.ensure_future(anext(pull))
+    await bed.publish(3)
+    assert [int(delivery.data) for delivery in await late] == [2, 3]
+    await bed.publish(*range(4, 12))
+    await eventually(lambda: len(pull._ready) >= 4)
+    began = asyncio.get_running_loop().time()
+    assert len(await anext(pull)) >= 4
+    assert asyncio.get_running_loop().time() - began < 0.5
+    await pull.close()
+
+
 async def test_waits_at_the_end_of_the_stream(bed: Bed):
     await bed.publish(1, 2, 3)
     reader = Reader(ordered(bed, after=3), ack=False)

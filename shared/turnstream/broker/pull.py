@@ -63,7 +63,7 @@ class Pull(Puller):
 class OrderedPull(Puller):
     """A stream's messages after sequence `after`, each once and in order, through an ephemeral consumer without acks.
 
-    A reader that had to wait also gets what comes within `linger` seconds of the first message: fewer, larger batches.
+    A reader also gets what comes within `linger` seconds, unless a whole `batch` is there: fewer, larger batches.
     Iterating raises `StreamBehind` where the stream ends before `after`.
     """
 

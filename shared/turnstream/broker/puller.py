@@ -82,13 +82,11 @@ class Puller:
         return self
 
     async def __anext__(self) -> list[Delivery]:
-        """Everything that has arrived, at least one delivery; after having waited for it, also what comes within
-        `linger`. Ends after `close`. One reader at a time."""
+        """Everything that has arrived, at least one delivery; where that is less than half of what there is room for,
+        also what comes within `linger`. Ends after `close`. One reader at a time."""
         if self._subscription is None and self._restarting is None and self._failure is None:
             self._restart("start")
-        waited = False
         while not self._ready:
-            waited = True
             if self._failure:
                 raise self._failure
             if self._closed:
@@ -100,7 +98,7 @@ class Puller:
                 await waiter
             finally:
                 self._waiter = None
-        if waited and self._linger:
+        if self._linger and self._room() * 2 > self._room_after_taking():
             await asyncio.sleep(self._linger)
         # Before the deliveries leave their place, so that a reader that is cancelled here finds them again.
         await self._fill(self._room_after_taking())
