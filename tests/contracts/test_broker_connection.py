@@ -128,10 +128,25 @@ async def test_a_listener_that_fails_hears_the_next_message(broker: Broker, own_
     await eventually(lambda: heard == [b"good", b"after"])
 
 
-async def test_what_is_published_waits_for_nothing_where_the_socket_takes_it(broker: Broker):
-    for n in range(10):
-        await broker.publish("void", b"%d" % n)
-        assert broker.nc.pending_data_size == 0
+async def say(broker: Broker, count: int) -> list[bool]:
+    """Publishes so often in one turn of the loop; after each whether it is with the socket. Then the turn ends."""
+    written: list[bool] = []
+    for _ in range(count):
+        await broker.publish("void")
+        written.append(broker.nc.pending_data_size == 0)
+    await asyncio.sleep(0)
+    assert broker.nc.pending_data_size == 0
+    return written
+
+
+async def test_what_is_published_is_written_at_once_unless_there_is_much_of_it(broker: Broker):
+    await asyncio.sleep(0)
+    assert await say(broker, 1) == [True]
+    assert await say(broker, 2) == [True, False]
+    assert await say(broker, 3) == [True, False, False]
+    assert await say(broker, 3) == [False, False, False], "together, at the end of the turn"
+    assert await say(broker, 1) == [False]
+    assert await say(broker, 1) == [True]
 
 
 async def test_what_the_socket_does_not_take_waits_and_arrives_in_order(broker: Broker, own_nats: NatsServer):

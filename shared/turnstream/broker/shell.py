@@ -9,6 +9,7 @@ still use, when the application stops.
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -29,6 +30,9 @@ PING: Final = 5
 """Seconds between pings; a server that owes more than two answers is left for another."""
 _FLUSH: Final = 2.0
 """Seconds that a publisher waits for room in a full send buffer."""
+_CROWD: Final = 3
+"""Commands in one turn of the loop from which on those of the next turn go to the socket together: a system call each
+was a tenth of a turn's CPU time where many run at once (2026-12, tests/bench/bench_turns.py)."""
 _UNSENT: Final = 64 * 1024
 """Bytes that the socket has not taken yet, above which it is waited for."""
 _GOODBYE: Final = 2.0
@@ -44,6 +48,9 @@ class TenaciousClient(Client):
         super().__init__()
         self._ps = SafeParser(self, self._process_msg)
         self._hearers: dict[int, Callable[[Msg], None]] = {}
+        self._turn: asyncio.Handle | None = None
+        """What ends this turn of the loop, where something was said in it."""
+        self._crowded = False
 
     async def listen(self, subject: str, hear: Callable[[Msg], None]) -> "Listening":
         """Calls back for each message as it is read, before anything else is done: `hear` has to be quick. A message
@@ -128,7 +135,26 @@ class TenaciousClient(Client):
         await super()._connect_to_server(s)
 
     def _write(self) -> bool:
-        """Gives what is pending to the socket. False: it takes nothing now, and has to be waited for."""
+        """Gives what is pending to the socket: at once, or, where there is much to say, at the end of this turn of the
+        loop. False: the socket takes nothing now, and has to be waited for."""
+        if self._turn is not None:
+            return True
+        said = len(self._pending)
+        if not self._crowded and not self._give():
+            return False
+        self._turn = asyncio.get_running_loop().call_soon(self._end_turn, 0 if self._crowded else said)
+        return True
+
+    def _end_turn(self, said: int) -> None:
+        """`said`: how many commands went to the socket in this turn."""
+        self._turn = None
+        self._crowded = said + len(self._pending) >= _CROWD
+        queue = self._flush_queue
+        with suppress(RuntimeError):
+            if self._pending and not self._give() and self.is_connected and queue is not None and queue.empty():
+                queue.put_nowait(asyncio.Future())
+
+    def _give(self) -> bool:
         writer = getattr(self._transport, "_io_writer", None)
         if not self.is_connected or not isinstance(writer, asyncio.StreamWriter):
             return False
@@ -137,6 +163,12 @@ class TenaciousClient(Client):
         writer.writelines(self._pending)
         self._pending, self._pending_data_size = [], 0
         return True
+
+    async def _send_ping(self, future: asyncio.Future[object] | None = None) -> None:
+        """nats-py's goes to the socket before what is pending, so that `flush` would not wait for it."""
+        with suppress(RuntimeError):
+            self._give()
+        await super()._send_ping(future)  # pyright: ignore[reportUnknownMemberType]
 
     async def _flush_pending(self, force_flush: bool = False) -> object:
         """At once; nats-py has a task for it, which comes to it a turn of the loop later, and is for a socket that has
