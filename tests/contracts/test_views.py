@@ -6,6 +6,7 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import update
 from tests.support.logs import Log, wander
 from tests.support.views import LOG, Views, fresh, rows, rows_in_force
 from tests.support.waiting import eventually
@@ -16,8 +17,9 @@ from turnstream.session.fold import evolve
 from turnstream.session.state import Run, Session
 from turnstream.views import generations, live_runs, runs, session_row, sessions
 from turnstream.views.batch import Batch
-from turnstream.views.database import Checkpoint, Commits, Database, NotReady
+from turnstream.views.database import CHECKPOINT, Checkpoint, Commits, Database, Gone, NotReady
 from turnstream.views.generations import Overtaken, Writer
+from turnstream.views.rows import Statement, plain
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -137,6 +139,20 @@ async def test_s52_of_two_writers_one_is_overtaken_and_writes_nothing(database: 
         await one.apply(log.events[5:], log.events[-1].seq)
     await two.apply(log.events[11:], log.events[-1].seq)
     assert (await rows_in_force(database))[1] == await fresh(log.events)
+
+
+async def test_a_write_that_fails_in_its_middle_leaves_nothing_and_holds_nothing_up(database: Database) -> None:
+    at = await generations.prepare(database, LOG)
+    move = update(CHECKPOINT).values(position=9).where(CHECKPOINT.c.generation == at.generation)
+    statements = [plain(database.engine.dialect, move), Statement("INSERT INTO nowhere VALUES (1)", ())]
+    with pytest.raises(Gone):
+        await database.write(statements)
+    assert await database.checkpoint() == at
+    assert await database.write(statements[:1])
+    assert (await database.checkpoint()).position == 9
+    elsewhere = move.where(CHECKPOINT.c.position == 8)
+    assert not await database.write([plain(database.engine.dialect, elsewhere), *statements])
+    assert (await database.checkpoint()).position == 9
 
 
 async def test_s52_writers_race_and_every_event_is_in_once(database: Database) -> None:

@@ -1,6 +1,6 @@
 """What the writer of the views remembers of the rows that it has written."""
 
-from turnstream.views import run_row, session_row
+from turnstream.views import history, run_row, session_row
 from turnstream.views.batch import Batch, session_of
 
 
@@ -12,10 +12,13 @@ class Cache:
         self._kept = sessions_kept
         self.sessions: dict[str, session_row.Row] = {}
         self.runs: dict[str, run_row.Row] = {}
+        self.items: dict[tuple[str, int], history.Stored] = {}
+        """What the last batch has put into histories: a message is mostly taken by a run at once."""
 
     def clear(self) -> None:
         self.sessions.clear()
         self.runs.clear()
+        self.items.clear()
 
     def keep(self, batch: Batch) -> None:
         """Takes in the rows of a batch that was committed."""
@@ -31,6 +34,7 @@ class Cache:
             self.runs.pop(key, None)
             if row.live:
                 self.runs[key] = row
+        self.items = {place: item for place, item in batch.items.items() if item}
         _trim(self.sessions, self._kept)
         _trim(self.runs, self._kept)
 

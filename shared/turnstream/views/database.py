@@ -13,6 +13,7 @@ generations is `generations.py`; a process that only reads never writes here, no
 import asyncio
 import contextlib
 import heapq
+import sqlite3
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
@@ -35,7 +36,7 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError, OperationalError, Pro
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from turnstream.views.rows import bodies, text
+from turnstream.views.rows import Statement, bodies, text
 
 VERSION: Final = 3
 """Counts up whenever a table or a fold changes: views of another version are made anew by the projector."""
@@ -70,6 +71,8 @@ _SCRUB_TIMEOUT: Final = 100
 """Milliseconds that whoever reads is waited for before what was deleted stays in the log for a while."""
 _UNDEFINED_TABLE: Final = "42P01"
 """PostgreSQL's SQLSTATE."""
+_NO_TABLE: Final = "no such table"
+"""SQLite's words."""
 
 T = TypeVar("T")
 
@@ -175,6 +178,23 @@ class Database:
                 async with connection.begin():
                     yield connection
 
+    async def write(self, statements: Sequence[Statement]) -> bool:
+        """All of them in one transaction, if the first one changes a row. False: it does not, and nothing is written.
+        Raises `Unavailable`, `Gone`."""
+        if not self.is_sqlite:
+            async with self.transaction() as connection:
+                for n, (sql, values) in enumerate(statements):
+                    done = await connection.exec_driver_sql(sql, values)
+                    if not n and done.rowcount != 1:
+                        return False
+            return True
+        with _errors():
+            async with self.engine.connect() as connection:
+                raw = (await connection.get_raw_connection()).driver_connection
+                assert raw is not None
+                # One turn in the driver's thread; each statement by itself waits for the interpreter several times.
+                return await raw._execute(_write, raw._conn, statements)
+
     async def scrub(self) -> bool:
         """Lets nothing of what was deleted stay in SQLite's write-ahead log; whether that could be done now: whoever
         reads is waited for, but not for long. Raises `Unavailable`."""
@@ -270,6 +290,21 @@ class Database:
             _settle(heapq.heappop(self._waiting)[2], None)
 
 
+def _write(connection: sqlite3.Connection, statements: Sequence[Statement]) -> bool:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        first, *others = statements
+        moves = connection.execute(*first).rowcount == 1
+        for statement in others if moves else ():
+            connection.execute(*statement)
+        connection.execute("COMMIT" if moves else "ROLLBACK")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return moves
+
+
 def _settle(future: asyncio.Future[None], error: ViewsError | None) -> None:
     if future.done():
         return
@@ -296,7 +331,7 @@ async def checkpoint_of(connection: AsyncConnection) -> Checkpoint:
 
 def _is_missing_table(error: DBAPIError) -> bool:
     """Whether a statement failed because its table is not there."""
-    return getattr(error.orig, "sqlstate", None) == _UNDEFINED_TABLE or "no such table" in str(error.orig)
+    return getattr(error.orig, "sqlstate", None) == _UNDEFINED_TABLE or _NO_TABLE in str(error.orig)
 
 
 @contextlib.contextmanager
@@ -305,6 +340,8 @@ def _errors() -> Generator[None]:
         yield
     except DBAPIError as error:
         raise (Gone if _is_missing_table(error) else Unavailable)(f"the views' database: {error}") from error
+    except sqlite3.Error as error:
+        raise (Gone if _NO_TABLE in str(error) else Unavailable)(f"the views' database: {error}") from error
     except (SQLAlchemyError, OSError) as error:
         raise Unavailable(f"the views' database: {error}") from error
 

@@ -8,9 +8,22 @@ transaction holds the only write lock. A generation whose checkpoint is gone is 
 be dropped by anybody."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
-from sqlalchemy import ColumnElement, Connection, Table, bindparam, delete, func, insert, inspect, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Dialect,
+    Table,
+    UpdateBase,
+    delete,
+    func,
+    insert,
+    inspect,
+    select,
+    update,
+)
 from sqlalchemy import text as sql
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.schema import DropTable
@@ -20,7 +33,7 @@ from turnstream.views import history, requests, runs, sessions, steps
 from turnstream.views.batch import Archived, Batch
 from turnstream.views.cache import Cache
 from turnstream.views.database import ACTIVE, CHECKPOINT, IN_FORCE, META, VERSION, Checkpoint, Database, Gone
-from turnstream.views.rows import bodies, chunks, places, upsert
+from turnstream.views.rows import Statement, bodies, chunks, places, plain, upsert
 
 _TABLE = re.compile(r"(?:sessions|moves|runs|requests|history|steps)_([0-9]+)")
 _LOCK = 0x7475726E
@@ -118,9 +131,8 @@ class Writer:
         try:
             await self._load(batch)
             batch.fold()
-            async with self._db.transaction() as connection:
-                await self._advance(connection, position)
-                await self._write(connection, batch, position)
+            if not await self._db.write(list(self._statements(batch, position))):
+                raise Overtaken(f"generation {self.generation} is not at {self.position} any more")
         except BaseException:
             self._cache.clear()
             raise
@@ -149,7 +161,13 @@ class Writer:
             batch.runs[key] = runs.parse(body)
         for key, body in await self._bodies(requests.table(self.generation), batch.requests_before()):
             batch.requests[key] = requests.parse(body)
-        for place, body in await self._items(batch.items_before()):
+        places_missing: list[tuple[str, int]] = []
+        for place in batch.items_before():
+            if item := self._cache.items.get(place):
+                batch.items[place] = item
+            else:
+                places_missing.append(place)
+        for place, body in await self._items(places_missing):
             batch.items[place] = history.parse(body)
 
     async def _bodies(self, table: Table, keys: Sequence[str]) -> list[tuple[str, str]]:
@@ -173,48 +191,45 @@ class Writer:
             raise Overtaken(f"generation {self.generation} is gone") from error
         return found
 
-    async def _advance(self, connection: AsyncConnection, position: int) -> None:
-        moved = await connection.execute(_ADVANCE, {"to": position, "of": self.generation, "old": self.position})
-        if moved.rowcount != 1:
-            raise Overtaken(f"generation {self.generation} is not at {self.position} any more")
-
-    async def _write(self, connection: AsyncConnection, batch: Batch, position: int) -> None:
-        generation = self.generation
-        await self._remove(connection, batch)
-        await upsert(connection, sessions.table(generation), batch.session_rows())
-        await upsert(connection, runs.table(generation), batch.run_rows())
-        await upsert(connection, requests.table(generation), batch.request_rows())
-        await upsert(connection, history.table(generation), batch.item_rows())
-        await upsert(connection, steps.table(generation), batch.step_rows())
+    def _statements(self, batch: Batch, position: int) -> Iterator[Statement]:
+        """The first moves the checkpoint, from where this writer has left it."""
+        generation, dialect = self.generation, self._db.engine.dialect
+        yield Statement(_advance(dialect), (position, generation, self.position))
+        yield from (plain(dialect, statement) for statement in self._removals(batch))
+        yield from upsert(dialect, sessions.table(generation), batch.session_rows())
+        yield from upsert(dialect, runs.table(generation), batch.run_rows())
+        yield from upsert(dialect, requests.table(generation), batch.request_rows())
+        yield from upsert(dialect, history.table(generation), batch.item_rows())
+        yield from upsert(dialect, steps.table(generation), batch.step_rows())
         items = history.table(generation)
         for key, seq in batch.items_gone():
-            await connection.execute(delete(items).where(items.c.key == key, items.c.seq == seq))
+            yield plain(dialect, delete(items).where(items.c.key == key, items.c.seq == seq))
         moves, oldest = sessions.moves(generation), position - sessions.MOVES
-        await upsert(connection, moves, batch.move_rows(oldest))
-        await connection.execute(delete(moves).where(moves.c.seq <= oldest))
+        yield from upsert(dialect, moves, batch.move_rows(oldest))
+        yield Statement(_forget(dialect, moves), (oldest,))
 
-    async def _remove(self, connection: AsyncConnection, batch: Batch) -> None:
+    def _removals(self, batch: Batch) -> Iterator[UpdateBase]:
         """Removes what was there and is deleted now."""
         generation = self.generation
         ran, did = runs.table(generation), steps.table(generation)
         said, asked = history.table(generation), requests.table(generation)
         for name in sorted(batch.emptied):
             recorded = select(ran.c.key).where(_of_runs(ran, name), ran.c.archived == 1)
-            await connection.execute(delete(did).where(_of_runs(did, name), did.c.key.not_in(recorded)))
-            await connection.execute(delete(asked).where(_of_runs(asked, name)))
-            await connection.execute(delete(said).where(said.c.key == name))
+            yield delete(did).where(_of_runs(did, name), did.c.key.not_in(recorded))
+            yield delete(asked).where(_of_runs(asked, name))
+            yield delete(said).where(said.c.key == name)
         for name in sorted(batch.emptied - batch.runless):
-            await connection.execute(update(ran).where(_of_runs(ran, name)).values(session=None))
+            yield update(ran).where(_of_runs(ran, name)).values(session=None)
         for name in sorted(batch.runless):
-            await connection.execute(delete(ran).where(_of_runs(ran, name)))
+            yield delete(ran).where(_of_runs(ran, name))
         for name in sorted(batch.erased):
-            await connection.execute(delete(ran).where(_of_runs(ran, name), ran.c.archived == 0))
+            yield delete(ran).where(_of_runs(ran, name), ran.c.archived == 0)
         for key in sorted(batch.archived):
-            await connection.execute(delete(did).where(did.c.key == key))
+            yield delete(did).where(did.c.key == key)
         for table, names in ((sessions.moves(generation), batch.emptied), (sessions.table(generation), batch.erased)):
             wanted = sorted(names)
             for start, size in chunks(len(wanted)):
-                await connection.execute(delete(table).where(table.c.key.in_(wanted[start : start + size])))
+                yield delete(table).where(table.c.key.in_(wanted[start : start + size]))
 
 
 def _of_runs(table: Table, session: str) -> ColumnElement[bool]:
@@ -222,11 +237,18 @@ def _of_runs(table: Table, session: str) -> ColumnElement[bool]:
     return (table.c.key > f"{session}.") & (table.c.key < f"{session}/")
 
 
-_ADVANCE = (
-    update(CHECKPOINT)
-    .values(position=bindparam("to"))
-    .where(CHECKPOINT.c.generation == bindparam("of"), CHECKPOINT.c.position == bindparam("old"))
-)
+@lru_cache
+def _advance(dialect: Dialect) -> str:
+    """Moves a checkpoint: to, generation, from."""
+    at = CHECKPOINT.c
+    moved = update(CHECKPOINT).values(position=0).where(at.generation == 0, at.position == 0)
+    return plain(dialect, moved).sql
+
+
+@lru_cache(maxsize=64)
+def _forget(dialect: Dialect, moves: Table) -> str:
+    """Drops the moves up to a sequence."""
+    return plain(dialect, delete(moves).where(moves.c.seq <= 0)).sql
 
 
 async def _next_number(connection: AsyncConnection) -> int:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
+from typing import NamedTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -23,6 +24,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    UpdateBase,
     bindparam,
     or_,
     select,
@@ -33,6 +35,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 Value = str | int | None
 Values = tuple[Value, ...]
 """The values of one row, in the order of the table's columns."""
+
+
+class Statement(NamedTuple):
+    """In the words of the driver, with the values for its places."""
+
+    sql: str
+    values: Values
+
 
 SIZES = (1024, 256, 64, 16, 4, 1)
 """How many rows a statement may have: few numbers, so that every statement is prepared once."""
@@ -110,11 +120,16 @@ def _upsert(dialect: Dialect, table: Table, rows: int) -> str:
     return head + ", ".join(numbered(row) for row in range(rows)) + tail
 
 
-async def upsert(connection: AsyncConnection, table: Table, rows: Sequence[Values]) -> None:
+def upsert(dialect: Dialect, table: Table, rows: Sequence[Values]) -> Iterator[Statement]:
     """Inserts these rows, or overwrites the ones that are there. No key may occur twice."""
     for start, size in chunks(len(rows)):
-        values = tuple(chain.from_iterable(rows[start : start + size]))
-        await connection.exec_driver_sql(_upsert(connection.dialect, table, size), values)
+        yield Statement(_upsert(dialect, table, size), tuple(chain.from_iterable(rows[start : start + size])))
+
+
+def plain(dialect: Dialect, statement: UpdateBase) -> Statement:
+    """The statement as the driver gets it."""
+    compiled = statement.compile(dialect=dialect, compile_kwargs={"render_postcompile": True})
+    return Statement(str(compiled), tuple([compiled.params[name] for name in compiled.positiontup or ()]))
 
 
 @lru_cache(maxsize=64)
