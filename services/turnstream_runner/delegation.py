@@ -88,6 +88,7 @@ class Delegation:
         mine, its = roles.tools_of(run.spec), roles.tools_of(spec)
         return msgspec.structs.replace(
             spec,
+            model=spec.model if order.agent else run.spec.model,
             limits=_left(run, order.within(spec.limits), self._equipment.now()),
             tools=tuple(tool for tool in its if tool in mine),
         )
@@ -102,7 +103,7 @@ class Delegation:
         parent = self._ledger.key
         author = f"agent:{self._author(child)}"
         command = PostMessage(
-            origin=self._origin(parent.run(child.run), child.k, "open", author),
+            origin=await self._opening(child, author),
             message_id=BRIEF,
             author=author,
             content=(Part(text=order.said if order else GONE),),
@@ -203,6 +204,17 @@ class Delegation:
 
     def _key(self, child: Child) -> SessionKey:
         return SessionKey(self._ledger.key.account, child.session)
+
+    async def _opening(self, child: Child, author: str) -> Origin:
+        """Whoever has asked for the run that delegates has asked for this too."""
+        origin = self._origin(self._ledger.key.run(child.run), child.k, "open", author)
+        run = self._ledger.session.run(child.run)
+        if run is None:
+            return origin
+        asked = await self._ledger.origin(run, origin.id)
+        return msgspec.structs.replace(
+            origin, cause=asked.cause, correlation=asked.correlation, traceparent=asked.traceparent
+        )
 
     def _origin(self, run: str, k: int, what: str, author: str = "") -> Origin:
         """One effect, however often it is done."""

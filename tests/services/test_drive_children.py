@@ -355,3 +355,25 @@ async def test_s38_a_child_that_never_fits_its_schema_fails_after_three_tries_an
     )
     (end,) = await of(here, RunEnded)
     assert end.status == "completed"
+
+
+async def test_what_a_child_does_goes_back_to_who_asked_for_the_run_that_delegated() -> None:
+    here = world(delegate("a", "x"))
+    posted = (await here.post("hello")).recorded
+    assert posted
+    await driven(here)
+    await driven(here, "s1--1-1", work=2)
+    opening, *rest = await here.events("s1--1-1")
+    assert (opening.cause, opening.correlation, opening.actor) == (posted.event.id, "root-1", "agent:default")
+    assert {event.correlation for event in rest if event.type != "run.reported"} == {"root-1"}
+    assert opening.traceparent == posted.event.traceparent
+
+
+@pytest.mark.parametrize(("agent", "model"), [(None, "said-for-this-turn"), ("other", "its-own")])
+async def test_one_like_its_parent_has_the_model_that_was_said_for_the_turn(agent: str | None, model: str) -> None:
+    here = world(delegate("a", "x", **({"agent": agent} if agent else {})))
+    beside(here, Agent(name="other", model="its-own"))
+    await here.post("hello", spec=msgspec.structs.replace(here.spec, model="said-for-this-turn"))
+    await driven(here)
+    (child,) = await of(here, ChildStarted)
+    assert child.spec.model == model

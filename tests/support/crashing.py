@@ -2,7 +2,8 @@
 
 It reads lines of JSON, `{"settings": {…}, "at": 7, "log": "…"}`, and forks a runner for each, which is quick. A runner
 kills itself (-9) at its point `at`, counted from 1: before and after every append of an event, every model call, every
-tool call, everything that it keeps beside the log. With `at` 0 it lives.
+tool call, everything that it keeps beside the log. With `at` 0 it lives. `at` may also be the name of a point: there
+it freezes (SIGSTOP), the first time that it comes there.
 Each point is written to the log as `point <n> <what>`. The answer to a line is the process's id.
 """
 
@@ -26,15 +27,19 @@ from turnstream_runner.tools.registry import Tools
 
 
 class Bomb:
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int | str) -> None:
         self.at = at
         self.count = 0
+        self.frozen = False
 
     def point(self, what: str) -> None:
         self.count += 1
         os.write(2, f"point {self.count} {what}\n".encode())
         if self.count == self.at:
             os.kill(os.getpid(), signal.SIGKILL)
+        if what == self.at and not self.frozen:
+            self.frozen = True
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def around(self, owner: type[Any], name: str, label: Callable[..., str | None]) -> None:
         """Before and after each call of this method for which `label` has a name."""
@@ -64,7 +69,7 @@ class Bomb:
         DemoModel.stream = armed  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def arm(at: int) -> None:
+def arm(at: int | str) -> None:
     bomb = Bomb(at)
     bomb.around(JetStreamLog, "append", lambda key, decision, expected: decision.event.type)
     bomb.around(Tools, "call", lambda name, arguments, context: f"the tool {name}")

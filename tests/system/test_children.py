@@ -27,7 +27,7 @@ PRESETS = ("strict", "memory", "thread", "workspace")
 presets = pytest.mark.parametrize("preset", PRESETS)
 OVER = ("completed", "failed", "cancelled", "timed_out")
 AGENTS = {
-    "helper": 'model = "demo"\nqueue = "helpers"\ntools = ["add", "sleep"]\ncontrol = {delegate = true}\n',
+    "helper": 'model = "demo"\nqueue = "helpers"\ncontrol = {ask_user = true, delegate = true}\n',
     "careless": 'model = "demo"\nqueue = "helpers"\npolicy = {recovery = "fail"}\n',
 }
 
