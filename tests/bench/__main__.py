@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 from rich.table import Table
-from tests.bench import bench_api, bench_log, bench_start, bench_turns, bench_views, bench_waiting
+from tests.bench import bench_api, bench_log, bench_old, bench_start, bench_turns, bench_views, bench_waiting
 from tests.bench.figures import Figure
 
 from turnstream import telemetry
@@ -28,6 +28,7 @@ GROUPS: dict[str, Callable[[], Awaitable[dict[str, Figure]]]] = {
     "turns": bench_turns.turns,
     "views": views,
     "api": bench_api.fanout,
+    "old": bench_old.old,
 }
 
 

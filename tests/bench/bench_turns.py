@@ -36,10 +36,13 @@ class Http:
         self._port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port)
-        reader, writer = self._streams
+        return self._streams
+
+    async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        reader, writer = await self.open()
         head = (
             f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )

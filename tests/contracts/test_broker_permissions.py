@@ -156,6 +156,8 @@ async def _holds(services: Broker, stream: str, messages: int) -> bool:
         "ts.inbox-refused.default.s1",
         "$KV.keys.default.k",
         "$KV.checkpoints.default.s1.1",
+        "$KV.snapshots.default.s1",
+        "$JS.API.DIRECT.GET.KV_snapshots.$KV.snapshots.default.s1",
         "$JS.API.STREAM.INFO.SESSIONS",
         "$JS.API.DIRECT.GET.SESSIONS",
         "$JS.API.STREAM.MSG.GET.SESSIONS",
@@ -174,7 +176,7 @@ async def test_a_program_may_publish_nothing_else(services: Broker, program: Pro
 
     if not subject.startswith("$"):
         await services.subscribe(subject, hear)
-    streams = ("SESSIONS", "WORK", "INBOX", "REFUSED", "KV_keys", "KV_checkpoints")
+    streams = ("SESSIONS", "WORK", "INBOX", "REFUSED", "KV_keys", "KV_checkpoints", "KV_snapshots")
     before = [await stored(services, stream) for stream in streams]
     await program.nc.publish(subject, b'{"last_by_subj":"%s"}' % session(THEIRS).encode(), reply="_INBOX.x")
     await eventually(lambda: program.refused)

@@ -28,6 +28,7 @@ from turnstream.wire.attachments import Attachments
 from turnstream.wire.blobs import Blobs
 from turnstream.wire.checkpoints import Checkpoints
 from turnstream.wire.live import Live
+from turnstream.wire.snapshots import Snapshots
 from turnstream.wire.timers import Timers
 from turnstream.wire.work import Work
 from turnstream_runner.erase import AT_ONCE, HELD, Eraser
@@ -62,6 +63,7 @@ async def things_beside(broker: Broker) -> tuple[int, dict[str, int]]:
         for name in ("2.1.1", "2.1.2"):
             await blobs.put(key, name, WORD.encode() * 20_000)
         await Checkpoints(broker).put(key, 3, "event", WORD.encode())
+        await Snapshots(broker).put(key, WORD.encode(), 0)
         await Attachments(broker, blobs).put(key, WORD, "text/plain", WORD.encode())
         await Live(broker).speak(key, 3, 1).mark(1, "reset", WORD)
         await Timers(broker).put(key, seq=1, at_ms=broker.clock.now() + 3_600_000, queue="default", what="deadline-3")
@@ -76,7 +78,7 @@ async def things_beside(broker: Broker) -> tuple[int, dict[str, int]]:
 
 
 async def amounts(broker: Broker) -> dict[str, int]:
-    names = ("WORK", "INBOX", "REFUSED", "DELTAS", "KV_checkpoints", "KV_attachments", "OBJ_blobs")
+    names = ("WORK", "INBOX", "REFUSED", "DELTAS", "KV_checkpoints", "KV_snapshots", "KV_attachments", "OBJ_blobs")
     await broker.nc.flush()
     return {name: (await broker.stream(name)).state.messages for name in names}
 
@@ -101,6 +103,7 @@ async def test_everything_goes_but_what_is_kept(broker: Broker, mode: DeleteMode
         "REFUSED": 1,
         "DELTAS": 1,
         "KV_checkpoints": 1,
+        "KV_snapshots": 0,  # in its place there is the mark that keeps out late ones
         "KV_attachments": 1,
         "OBJ_blobs": attached + one_blob * (1 if mode == "detach" else 2),  # the answer's is kept
     }
@@ -108,6 +111,7 @@ async def test_everything_goes_but_what_is_kept(broker: Broker, mode: DeleteMode
     await Eraser(broker, log).erase(session, mine)
     assert await amounts(broker) == after, "a second time changes nothing"
     assert await Blobs(broker).get(theirs) == WORD.encode() * 20_000
+    assert [(await Snapshots(broker).get(one) or (WORD.encode(), 0))[0] for one in (KEY, OTHER)] == [b"", WORD.encode()]
 
 
 async def test_nothing_of_the_log_goes_before_every_run_is_kept(broker: Broker) -> None:
@@ -168,7 +172,16 @@ class Slow(JetStreamLog):
 
 async def test_what_somebody_deleted_altogether_holds_nothing_up(broker: Broker) -> None:
     session = await deleted(broker, "erase")
-    for stream in ("OBJ_blobs", "KV_checkpoints", "KV_attachments", "DELTAS", "INBOX", "REFUSED", "WORK"):
+    for stream in (
+        "OBJ_blobs",
+        "KV_checkpoints",
+        "KV_snapshots",
+        "KV_attachments",
+        "DELTAS",
+        "INBOX",
+        "REFUSED",
+        "WORK",
+    ):
         await broker.api(f"STREAM.DELETE.{stream}")
     log = JetStreamLog(broker)
     await asyncio.wait_for(Eraser(broker, log).erase(session, 1), 10)

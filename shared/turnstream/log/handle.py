@@ -15,7 +15,7 @@ import msgspec
 
 from turnstream.ids import SessionKey
 from turnstream.log import codec
-from turnstream.log.base import PAGE, BrokenChain, Conflict, Log, Unavailable
+from turnstream.log.base import BrokenChain, Conflict, Log, Unavailable
 from turnstream.log.folding import fold_page
 from turnstream.log.known import Known, reach, seq_of
 from turnstream.log.snapshots import EVERY, Snapshotter
@@ -31,8 +31,6 @@ ATTEMPTS = 100
 """How often one command is decided. Each conflict is another writer's success, so nobody comes near by honest means."""
 PAUSE = 0.05
 """Seconds before a session is read again of which the log knows less than was folded."""
-FIRST = 16
-"""Events of a session that nothing is known of, before its snapshot is looked for: one that has no more needs none."""
 
 
 class Handled(msgspec.Struct, frozen=True):
@@ -151,23 +149,30 @@ class Sessions:
         return self._keep(session), read
 
     async def _read_on(self, session: Session, at_least: int, hold: bool) -> tuple[Session, list[Recorded]]:
-        """If many events are new, the session may go on from a snapshot."""
-        key, read = session.key, list[Recorded]()
-        few = (EVERY if session.seq else FIRST) if self._snapshots else PAGE
-        async for page in self.log.read(key, session.seq, at_least=at_least, page=few):
-            session = await fold_page(session, page)
-            read += page if hold else ()
-            if self._snapshots and len(page) == few:
-                break
-        else:
-            return session, read
-        found = await self._snapshots.find(key)
-        if found and found.seq > session.seq:
-            session, read = found, []
-        async for page in self.log.read(key, session.seq, at_least=at_least):
+        """A session that is not known, and one of which much is new, goes on from its snapshot: its first events lie
+        where the broker has not looked for long."""
+        read: list[Recorded] = []
+        if not session.seq:
+            session = await self._skip(session)
+        elif self._snapshots:
+            async for page in self.log.read(session.key, session.seq, at_least=at_least, page=EVERY):
+                session = await fold_page(session, page)
+                read += page if hold else ()
+                if len(page) == EVERY:
+                    break
+            else:
+                return session, read
+            if (ahead := await self._skip(session)) is not session:
+                session, read = ahead, []
+        async for page in self.log.read(session.key, session.seq, at_least=at_least):
             session = await fold_page(session, page)
             read += page if hold else ()
         return session, read
+
+    async def _skip(self, session: Session) -> Session:
+        """The session at its snapshot, if that is further on."""
+        found = await self._snapshots.find(session.key) if self._snapshots else None
+        return found if found and found.seq > session.seq else session
 
     async def _since(self, session: Session, since: int) -> tuple[Session, list[Recorded]]:
         """The same session or a newer one, and its events from this one on; of one that is being removed, what is left
