@@ -41,8 +41,8 @@ ABOUT: Final[Mapping[str, str]] = {
     "history.compaction": "`on`, a summary of what is old, is not in this release",
     "empty": "a model that says nothing at all: the run fails (`empty_reply`), or completes with a `note`",
     "clock": "the run's time-out while it waits for a person: it stands (`running`), or goes on (`wall`)",
-    "titles": "`derived` from the first message; `client` and `none`: only what a client gives; `derived_then_agent` is"
-    " not in this release: it is `derived`",
+    "titles": "`derived` from the first message; `derived_then_agent`: that, until the agent's model has found a better"
+    " one, behind the first turn; `client`: what a client gives; `none`: none. What a person gives stays under each",
     "delete.mode": "what goes with a deleted session: `erase`, everything; `detach`, all but its runs, which stay"
     " readable by themselves",
     "delete.active": "deleting a session in which a run is live: `reject` (409 `run_active`), or `cancel` the run",
@@ -87,7 +87,6 @@ _NEAREST: Final[Mapping[str, str | None]] = {
     "on_message.parked": None,
     "history.window": "all",
     "history.compaction": "off",
-    "titles": "derived",
 }
 """What is done instead where a preset has a value that this release does not offer; None: there is no such case."""
 

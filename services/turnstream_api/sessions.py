@@ -64,7 +64,7 @@ async def open_session(api: Api, caller: Caller, request: OpenSession) -> Answer
     origin = api.origin(caller, "open_session", body, expected_seq=request.expected_seq)
     fresh = request.id is None and caller.idempotency_key is None
     handled = await api.sessions.handle(
-        key, OpenCommand(origin=origin, opens=opens, given=frozenset(given)), fresh=fresh
+        key, OpenCommand(origin=origin, opens=opens, given=frozenset(given), specs=api.specs), fresh=fresh
     )
     seq, replayed = written(handled, origin)
     recorded, opening = handled.recorded, handled.session.opening

@@ -52,6 +52,7 @@ from turnstream.session.plan import (
     end,
     next_due,
     plan,
+    titling,
 )
 from turnstream.session.plan import Drive as Identity
 from turnstream.session.state import Run, Session
@@ -81,14 +82,16 @@ class Outcome(Enum):
     FENCED = auto()
     """The run that this drive had started is another's now: send nothing."""
     BUSY = auto()
-    """The runner removes as many deleted sessions as it may: deliver again in a moment."""
+    """The runner removes as many deleted sessions, or looks for as many titles, as it may: deliver again in a
+    moment."""
     HANDED_BACK = auto()
     """The runner shuts down and nothing was started: deliver again at once."""
 
 
 class Drive:
     """`is_here` says whether this very runner works on a wake-up. `confirm` tells whoever keeps the lease that the log
-    was looked at and the run is still this drive's."""
+    was looked at and the run is still this drive's. `step_aside` makes room for turns, for one that looks for a title;
+    False: too many do already."""
 
     def __init__(
         self,
@@ -98,11 +101,15 @@ class Drive:
         *,
         is_here: Callable[[int], bool],
         confirm: Callable[[], Awaitable[None]],
+        step_aside: Callable[[], bool],
     ) -> None:
         self._equipment = equipment
         self._identity = identity
         self._is_here = is_here
         self._confirm = confirm
+        self._step_aside = step_aside
+        self.aside = False
+        """It looks for a title and takes no turn's place; others do whatever else there is to do."""
         self._stir = asyncio.Event()
         self._ledger = Ledger(
             equipment.sessions,
@@ -164,7 +171,7 @@ class Drive:
                         metrics.fenced.inc()
                         return Outcome.FENCED
                     self._attempt = None
-                effects = plan(self._session, self._equipment.now(), self._identity)
+                effects = self._plan()
                 await self._call_off(effects)
                 if await self._begin(effects):
                     continue
@@ -175,6 +182,11 @@ class Drive:
                     return outcome
         finally:
             await self._close()
+
+    def _plan(self) -> Sequence[Effect]:
+        if self.aside:
+            return titling(self._session, self._identity)
+        return plan(self._session, self._equipment.now(), self._identity)
 
     @property
     def _session(self) -> Session:
@@ -240,7 +252,7 @@ class Drive:
                 case CancelChild() | DropChild() | TellParent() if effect.key not in self._done:
                     await self._do_between(effect)
                     return True
-                case Entitle() if not self._draining:
+                case Entitle() if not self._draining and self._is_aside():
                     self._launch(effect.key, self._entitle(effect))
                 case Erase() if not self._draining and not self._equipment.eraser.full:
                     self._launch(effect.key, self._erase(effect))
@@ -252,6 +264,10 @@ class Drive:
                     pass
         return False
 
+    def _is_aside(self) -> bool:
+        self.aside = self.aside or self._step_aside()
+        return self.aside
+
     def _launch(self, key: str, call: Coroutine[Any, Any, RunFact | None]) -> None:
         task = asyncio.create_task(call)
         task.add_done_callback(lambda _: self._stir.set())
@@ -259,14 +275,14 @@ class Drive:
 
     async def _finish(self, effects: Sequence[Effect]) -> Outcome | None:
         """Nothing is in flight and nothing can be begun. None: plan again."""
-        if self._released:
+        if self._released or (self.aside and not effects):
             return Outcome.DONE
         if self._draining and self._attempt:
             await self._release(self._attempt.n)
             return None
         if self._draining and effects:
             return Outcome.HANDED_BACK
-        if any(isinstance(effect, Erase) for effect in effects):
+        if any(isinstance(effect, Erase | Entitle) for effect in effects):
             return Outcome.BUSY
         held = [wake.work for wake in blocked_by(self._session, self._identity)]
         if self._identity.wake.work in held:
@@ -362,11 +378,10 @@ class Drive:
 
     async def _entitle(self, effect: Entitle) -> None:
         """That none was found is a fact too, so that none is looked for at every wake-up."""
-        text = await titles.find(
-            self._equipment.models, effect.spec, await self._ledger.first(titles.EVENTS), effect.key
-        )
+        events = await self._ledger.first(titles.EVENTS)
+        text, usage = await titles.find(self._equipment.models, effect.spec, events, effect.key)
         origin = self._ledger.own_origin(derive(effect.key))
-        await self._ledger.store(effect.key, TitleSession(origin=origin, text=text))
+        await self._ledger.store(effect.key, TitleSession(origin=origin, text=text, usage=usage))
 
     async def _do_at_once(self, effect: Settle | Return | Steer | Park | StartChild | Detach | Expire | End) -> None:
         match effect:

@@ -28,9 +28,11 @@ LONGEST: Final = 600.0
 AWAY: Final = 1.0
 """Seconds that it is put off where the broker did not answer: that is no fault of the session."""
 MOMENT: Final = 1.0
-"""Seconds that a deleted session is put off where others are being removed."""
+"""Seconds that a session is put off that is to be removed, or to get a title, while others are."""
 STUCK_MAX: Final = 1000
 """How many stuck sessions are listed."""
+TITLES_MAX: Final = 16
+"""For how many sessions it looks for a title at once: they take no run's slot."""
 HANDOVER: Final = 2.0
 """Seconds beyond the grace in which runs are given back at shutdown."""
 
@@ -55,6 +57,7 @@ class Runner:
         self._draining = False
         self._drives: dict[Drive, asyncio.Task[None]] = {}
         self._stuck: dict[SessionKey, Stuck] = {}
+        self._titling: set[SessionKey] = set()
 
     @property
     def active(self) -> int:
@@ -111,16 +114,26 @@ class Runner:
             queue=queue,
             wake=Wake(work=delivery.seq, cause=int(cause) if cause.isdecimal() else 0, delivery=delivery.delivery),
         )
+        key = subjects.parse_work(delivery.subject)[1]
         drive = Drive(
             self._equipment,
-            subjects.parse_work(delivery.subject)[1],
+            key,
             identity,
             is_here=self.leases.__contains__,
             confirm=lambda: self.leases.confirm(lease),
+            step_aside=lambda: self._lets_aside(key, pull),
         )
         lease.on_doubt = drive.doubt
         self._drives[drive] = asyncio.create_task(self._follow(drive, lease, delivery, queue, pull))
         metrics.runs_active.inc()
+
+    def _lets_aside(self, key: SessionKey, pull: Pull) -> bool:
+        """Whether a drive may look for a title; its slot is free from then on."""
+        if key in self._titling or len(self._titling) >= TITLES_MAX:
+            return False
+        self._titling.add(key)
+        pull.release()
+        return True
 
     async def _follow(self, drive: Drive, lease: Lease, delivery: Delivery, queue: str, pull: Pull) -> None:
         """Drives, and says what becomes of the wake-up."""
@@ -138,7 +151,9 @@ class Runner:
             del self._drives[drive]
             self.leases.drop(lease)
             metrics.runs_active.dec()
-            if redelivered and not self._draining and (again := self.leases.hold(lease.delivery)):
+            if drive.aside:
+                self._titling.discard(drive.key)
+            elif redelivered and not self._draining and (again := self.leases.hold(lease.delivery)):
                 self._launch(queue, pull, again)
             else:
                 pull.release()

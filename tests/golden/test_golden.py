@@ -127,6 +127,9 @@ FACTS: dict[str, Fact] = {
         policy=PolicyData(on_busy="reject"),
     ),
     "session.updated.untitled": SessionUpdated(untitled=True),
+    "session.updated.agent": SessionUpdated(
+        title=Title(text="Tea for two", source="agent"), usage=Usage(input_tokens=70, output_tokens=4)
+    ),
     "message.posted": MessagePosted(
         message_id="m1",
         author="user:ann",
@@ -223,6 +226,14 @@ FACTS: dict[str, Fact] = {
     "run.requested": RunRequested(run=4, spec=SPEC, message_ids=("m1", "m5"), retry_of=3),
     "run.requested.action": RunRequested(
         run=5, spec=SPEC, trigger="action", action=ToolCall(id="c1", name="weather", arguments='{"city": "Köln"}')
+    ),
+    "run.requested.action.queued": RunRequested(
+        run=6,
+        spec=SPEC,
+        trigger="action",
+        action=ToolCall(id="action", name="add", arguments='{"a":1}'),
+        author="user:ann",
+        queued=True,
     ),
     "run.released": RunReleased(run=1, attempt=1),
     "run.steered": RunSteered(run=1, attempt=1, message_ids=("m5", "m8")),

@@ -217,7 +217,6 @@ async def test_what_does_not_fit_is_named(api: Running, body: dict[str, Any], fi
     [
         ("/v1/sessions/s1/messages", {"content": "x", "attachments": []}, "attachments"),
         ("/v1/sessions", {"id": "s2", "policy": {"history": {"window": "fit"}}}, "policy.history.window"),
-        ("/v1/sessions", {"id": "s2", "policy": {"preset": "thread", "titles": "derived_then_agent"}}, "policy.titles"),
         ("/v1/runs", {"input": "x", "policy": {"on_message": {"parked": "queue"}}}, "policy.on_message.parked"),
         ("/v1/runs", {"input": "x", "limits": {}}, "limits"),
     ],

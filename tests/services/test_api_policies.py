@@ -260,7 +260,7 @@ async def test_a_session_shows_its_policy_as_given_and_as_in_force(
             "history": {"turns": "all", "tools": "none", "window": "all", "compaction": "off"},
             "empty": "fail",
             "clock": "wall",
-            "titles": "derived",
+            "titles": "derived_then_agent",
             "delete": {"mode": "erase", "active": "reject"},
         }
         for preset in PRESETS:

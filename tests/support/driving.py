@@ -322,6 +322,7 @@ class World:
         self.eraser = shares.eraser if shares else FakeEraser(self.log)
         self.models = ScriptedModels(script)
         self.here: set[int] = set()
+        self.may_step_aside = True
         chosen = agent or Agent(name="default", model="scripted", instructions="be kind", tools=list(tools))
         self.agents = Agents({chosen.name: chosen}, {tool.name: tool for tool in tools})
         untitled = PolicyData(titles="client")  # no call of the model for that
@@ -406,7 +407,14 @@ class World:
             room=Room(self._event_max),
             now=self.now,
         )
-        drive = Drive(equipment, self.key(session), identity, is_here=self.here.__contains__, confirm=confirm)
+        drive = Drive(
+            equipment,
+            self.key(session),
+            identity,
+            is_here=self.here.__contains__,
+            confirm=confirm,
+            step_aside=lambda: self.may_step_aside,
+        )
         running = Running(drive)
         return running
 

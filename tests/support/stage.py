@@ -50,7 +50,7 @@ _serial = itertools.count(1)
 class Actor:
     """One runner: alone on its connection."""
 
-    def __init__(self, broker: Broker, equipment: Equipment, models: ScriptedModels) -> None:
+    def __init__(self, broker: Broker, equipment: Equipment, models: ScriptedModels, slots: int) -> None:
         self.models = models
         self.runner = Runner(
             equipment,
@@ -58,7 +58,7 @@ class Actor:
             nonce=lambda: f"nonce-{next(_serial)}",
         )
         self._broker = broker
-        self._pull = Pull(broker, subjects.runner_consumer("default", LEASE), slots=64)
+        self._pull = Pull(broker, subjects.runner_consumer("default", LEASE), slots=slots)
         self._tasks = [
             asyncio.create_task(self.runner.run("default", self._pull)),
             asyncio.create_task(self.runner.leases.keep()),
@@ -106,6 +106,7 @@ class Stage(Client):
         *,
         tools: Sequence[Tool[..., Any]] = (),
         models: Models | None = None,
+        slots: int = 64,
         **agent: Any,
     ) -> Actor:
         """A runner that knows one agent, `default`, with these tools and fields."""
@@ -135,7 +136,7 @@ class Stage(Client):
             room=Room(512 * 1024),
             now=broker.clock.now,
         )
-        self._actors.append(Actor(broker, equipment, scripted))
+        self._actors.append(Actor(broker, equipment, scripted, slots))
         return self._actors[-1]
 
     # --- what people do ---------------------------------------------------------------------------------------------

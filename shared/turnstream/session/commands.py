@@ -29,6 +29,7 @@ from turnstream.session.events import (
     ToolCall,
     ToolReturned,
     ToolStarted,
+    Usage,
     Wake,
 )
 
@@ -69,10 +70,12 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenSession(_Command, frozen=True, kw_only=True):
-    """Opens a session. One that is there stays as it is, but for the fields named in `given`."""
+    """Opens a session. One that is there stays as it is, but for the fields named in `given`. `specs` are as for a
+    message."""
 
     opens: Opens
     given: frozenset[str] = frozenset()
+    specs: Mapping[str, Spec] = {}
 
 
 class UpdateSession(_Command, frozen=True, kw_only=True):
@@ -155,9 +158,10 @@ class ReportRun(_Command, frozen=True, kw_only=True):
 
 
 class TitleSession(_Command, frozen=True, kw_only=True):
-    """The title that was found for the session; None: none was."""
+    """The title that was found for the session, None: none was; and what the search has used."""
 
     text: str | None
+    usage: Usage = Usage()
 
 
 class DeleteSession(_Command, frozen=True, kw_only=True):

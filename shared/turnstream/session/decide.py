@@ -184,6 +184,11 @@ def _is_repeat(command: Command, deleted: Deleted) -> bool:
 
 def _open(command: OpenSession, session: Session) -> Decision | None:
     opens = command.opens
+    agent = opens.agent or session.agent_name
+    spec = command.specs.get(agent)
+    own = session.policy if session.exists and "policy" not in command.given else opens.policy
+    if not session.exists or "title" in command.given:
+        routing.check_title(opens.title, resolve(spec.policy if spec else NO_POLICY, own))
     if not session.exists:
         opened = SessionOpened(
             agent=opens.agent,
@@ -217,11 +222,12 @@ def _update(command: UpdateSession, session: Session) -> Decision | None:
 
 
 def _title(command: TitleSession, session: Session) -> Decision | None:
-    """What was found loses against a title that a person has given meanwhile."""
+    """What was found loses against a title that a person has given meanwhile. It is asked for once."""
     if TITLE_RANK[session.title_source] >= TITLE_RANK["agent"] or session.untitled:
         return None
     title = Title(text=command.text, source="agent") if command.text else None
-    return Decision(event_of(command, session, SessionUpdated(title=title, untitled=title is None)))
+    data = SessionUpdated(title=title, untitled=title is None, usage=command.usage)
+    return Decision(event_of(command, session, data))
 
 
 def _end_child(command: EndChild, session: Session) -> Decision | None:

@@ -273,13 +273,15 @@ class SessionOpened(Opens, frozen=True, kw_only=True):
 
 
 class SessionUpdated(Data, frozen=True, kw_only=True):
-    """Whole values, never merged; None is "as before". `untitled`: a title was asked for, and there is none."""
+    """Whole values, never merged; None is "as before". `untitled`: a title was asked for, and there is none. `usage`:
+    of the model call that was to find it."""
 
     title: Title | None = None
     agent: str | None = None
     metadata: dict[str, object] | None = None
     policy: PolicyData | None = None
     untitled: bool = False
+    usage: Usage = Usage()
 
 
 class SessionDeleted(Data, frozen=True, kw_only=True):

@@ -549,6 +549,7 @@ def _ended(session: Session, run: Run, recorded: Recorded, status: RunStatus) ->
         closed=closed,
         last_ended=Ended(run.n, status, run.spec, run.message_ids, run.author, run.since),
         unreported=session.unreported or (session.parent is not None and run.n == 1),
+        spoken=session.spoken or (status == "completed" and bool(run.message_ids)),
     )
     if not run.taken:
         return session

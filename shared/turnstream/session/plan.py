@@ -177,7 +177,7 @@ def plan(session: Session, now: int, drive: Drive) -> tuple[Effect, ...]:
     for run in session.runs:
         if run.spec.queue == drive.queue and (effects := _of_other(session, run, now, drive)):
             return (*beside, *effects)
-    return beside or _of_title(session, drive)
+    return beside or titling(session, drive)
 
 
 def next_due(session: Session, drive: Drive) -> int | None:
@@ -221,13 +221,13 @@ def _of_children(session: Session, drive: Drive) -> tuple[BetweenEffect, ...]:
     return tuple(found)
 
 
-def _of_title(session: Session, drive: Drive) -> tuple[Effect, ...]:
-    """Once, behind the first turn that was started."""
+def titling(session: Session, drive: Drive) -> tuple[Entitle, ...]:
+    """The title, while it is to be found: once, behind the first turn that completes, whatever else there is to do."""
     last = session.last_ended
-    if last is None or not session.turn_blocks or session.last_queue != drive.queue:
+    if last is None or not session.spoken or session.last_queue != drive.queue:
         return ()
-    wanted = session.title_source == "derived" and not (session.untitled or session.parent or session.one_shot)
-    if not wanted or resolve(last.spec.policy).titles != "derived_then_agent":
+    over = session.title_source != "derived" or session.untitled or session.deleted
+    if over or session.parent or session.one_shot or resolve(last.spec.policy).titles != "derived_then_agent":
         return ()
     return (Entitle(key=f"{session.key}:title", run=last.run, spec=last.spec),)
 

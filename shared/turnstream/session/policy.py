@@ -101,10 +101,9 @@ NOT_AVAILABLE: Final[Mapping[str, frozenset[str]]] = {
     "on_message.parked": frozenset({"interleave", "queue", "reject"}),
     "history.window": frozenset({"fit"}),
     "history.compaction": frozenset({"on"}),
-    "titles": frozenset({"derived_then_agent"}),
 }
 """Values that this release knows and does not offer by themselves. A preset that has them does the nearest thing that
-there is: nothing is ever parked, the whole history is shown, a title is derived."""
+there is: nothing is ever parked, the whole history is shown."""
 GROUPS: Final = ("on_message", "history", "delete")
 STARTERS_MAX: Final = 100
 AUTHOR_MAX: Final = 128

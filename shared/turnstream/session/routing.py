@@ -35,6 +35,7 @@ from turnstream.session.events import (
     Spec,
     Starts,
     Steers,
+    Title,
 )
 from turnstream.session.policy import Policy, merged, resolve
 from turnstream.session.state import Run, Session, request_id
@@ -91,6 +92,13 @@ def act(command: Act, session: Session) -> Decision:
     return Decision(event_of(command, session, data), wakes=() if queued else (spec.queue,))
 
 
+def check_title(title: Title | None, policy: Policy) -> None:
+    """Raises `Rejected` for a client's title where only a person may give one."""
+    if title and title.source == "client" and policy.titles == "none":
+        message = "title: the session's policy (`titles`) takes none but a person's, who changes the session"
+        raise Rejected("invalid", message, field="title")
+
+
 def _acts_later(session: Session, policy: Policy) -> bool:
     """Whether an action has to wait for its turn. Raises `Rejected`."""
     if not session.live:
@@ -144,6 +152,7 @@ class _Route:
         if command.policy.on_busy and resolve(given, self.own_policy).message_on_busy == "refuse":
             raise Rejected("invalid", "on_busy: the session does not let a message say that itself", field="on_busy")
         self.policy: Policy = resolve(given, self.own_policy, command.policy)
+        check_title(opens.title if opens else None, self.policy)
 
     def decide(self) -> Decision:
         opens = self.posted.opens

@@ -306,6 +306,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     opened_at: int = 0
     agent: str | None = None
     title_source: TitleSource = "derived"
+    spoken: bool = False
+    """A turn that took messages has completed: there is something to find a title for."""
     untitled: bool = False
     """A title was asked for, and there is none."""
     policy: PolicyData = PolicyData()
