@@ -9,6 +9,7 @@ from turnstream.ids import parse_run_id
 from turnstream_cli import show
 from turnstream_cli.client import HERE, Client, Connect, connected
 from turnstream_cli.exits import CommandError, Exit
+from turnstream_cli.screen import checklist
 from turnstream_cli.talk import checked
 
 PAGE = 200
@@ -54,7 +55,7 @@ async def sessions(
     async with connected(connect) as client:
         if session is not None:
             one = await client.get(f"/v1/sessions/{checked(session)}")
-            show.print_json(one) if json else show.pairs(show.console(), _timed(one))
+            show.print_json(one) if json else _show_session(one)
             return
         rows = await listed(client, "/v1/sessions", limit, status=status, agent=agent, parent=parent, q=q)
     if json:
@@ -255,6 +256,13 @@ def _run(text: str) -> str:
     if parse_run_id(text) is None:
         raise CommandError(f"{text!r} is no run's id: it is `<session>.<n>`, such as hello.1", Exit.USAGE)
     return text
+
+
+def _show_session(one: Mapping[str, Any]) -> None:
+    console = show.console()
+    show.pairs(console, _timed({name: value for name, value in one.items() if name != "plan"}))
+    for text, style in checklist(one["plan"]):
+        console.print(show.printable(text), style=style, markup=False)
 
 
 def _timed(one: Mapping[str, Any]) -> dict[str, Any]:

@@ -178,6 +178,9 @@ class Screen:
                 self._over[data["run"]] = data["attempt"], data["step"]
                 for call in data.get("tool_calls", ()):
                     self._line("⚙", f"{call['name']}({call['arguments']})", "magenta", tail)
+            case "plan.changed":
+                for text, style in checklist(data.get("items", ())):
+                    self._line("☰", text, style, tail)
             case "tool.started":
                 pass
             case "tool.returned":
@@ -262,6 +265,16 @@ class Screen:
 def for_people(requests: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of what a run waits for, what a person is asked; the rest are its sub-agents."""
     return [request for request in requests if request["kind"] != "child"]
+
+
+def checklist(items: Iterable[dict[str, Any]]) -> list[tuple[str, str]]:
+    """A line of each item of a checklist, and its style."""
+    marks = {"completed": ("[x]", "green"), "in_progress": ("[>]", "cyan")}
+    found: list[tuple[str, str]] = []
+    for item in items:
+        mark, style = marks.get(item.get("status", ""), ("[ ]", ""))
+        found.append((f"{mark} {item['text']}", style))
+    return found
 
 
 def answered(data: dict[str, Any]) -> tuple[str, str]:

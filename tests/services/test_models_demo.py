@@ -317,6 +317,21 @@ async def test_tokens_are_a_quarter_of_the_bytes() -> None:
     assert usage.cached_tokens == 0
 
 
+async def test_it_keeps_a_checklist() -> None:
+    (*_, last) = await items(request("[plan x Boil water | > Steep the tea | Pour] [then] [say Nearly.]"))
+    (call,) = last.tool_calls
+    assert call.name == "update_plan"
+    assert json.loads(call.arguments) == {
+        "items": [
+            {"text": "Boil water", "status": "completed"},
+            {"text": "Steep the tea", "status": "in_progress"},
+            {"text": "Pour", "status": "pending"},
+        ]
+    }
+    (*_, last) = await items(request("[plan a | | b]"))
+    assert "an item of it is empty" in last.text
+
+
 async def test_a_huge_answer_comes_in_bounded_pieces() -> None:
     *deltas, last = await items(request("[size 1MB]"))
     assert len(last.text) == 1 << 20
@@ -334,7 +349,7 @@ def test_any_prompt_can_be_read(prompt: str) -> None:
 _PIECES = [
     *("[say x]", "[say", "[think hm]", "[tool add {}]", "[tool", "[tool a b]", "[loop x]", "[then]", "[fail]"),
     *("[fail 503 1]", "[drop]", "[drop always]", "[empty]", "[cut 1]", "[size 10]", "[size 9", "[unicode]", "[about]"),
-    *("[ask x]", "[ask x {}]", "[ask {", "[opaque]"),
+    *("[ask x]", "[ask x {}]", "[ask {", "[opaque]", "[plan a | x b]", "[plan |"),
     *("[help]", "]", "{", "}", "\\", '"', "echo ", "\ud800", "\0", "[slow 3 0ms]", "[wait 0s]"),
 ]
 

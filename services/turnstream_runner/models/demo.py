@@ -19,6 +19,8 @@ Anything else is asked for in brackets:
                              [delegate [hang] {"timeout":2}], [delegate echo later {"wait":false}],
                              [delegate [say {"n":1}] {"agent":"default","schema":{"type":"object"}}]
     [tool ask_first {}]      asks for a tool that a person has to approve; so is ask_errand, which is not repeated
+    [plan x Boil water | > Steep | Pour]
+                             keeps a checklist: `x` is before what is done, `>` before what is under way
     [slow 50ms]              streams its answer word by word, one every 50 ms
     [slow 20 50ms]           the same with an answer of 20 words
     [wait 2s]                is silent that long before its first token
@@ -36,8 +38,9 @@ Anything else is asked for in brackets:
     [help]                   this
 
 Everything up to `[then]` is one model call, also what is said beside a tool call. After tools have returned, and
-nothing else is asked for, the answer says what they returned, and what a person answered. Tokens are a quarter of the
-bytes, rounded up.
+nothing else is asked for, the answer says what they returned, and what a person answered. What a person does himself
+(`turnstream act hello add '{"a":1,"b":2}'`) asks no model; [about] shows how later turns see it, and the checklist.
+Asked for a title, it says what the session is about. Tokens are a quarter of the bytes, rounded up.
 """
 
 import asyncio

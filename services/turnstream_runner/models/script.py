@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from turnstream.session.events import ASK_USER, DELEGATE
+from turnstream.session.events import ASK_USER, DELEGATE, UPDATE_PLAN
 
 SIZE_MAX = 8 << 20
 WORDS_MAX = 100_000
@@ -18,11 +18,13 @@ SECONDS_MAX = 3600.0
 ALWAYS = 1 << 30
 
 _DIRECTIVE = re.compile(
-    r"\[(say|think|tool|loop|ask|delegate|then|slow|wait|hang|fail|drop|empty|cut|size|unicode|opaque|about|help)(?=[\s\]])"
+    r"\[(say|think|tool|loop|ask|delegate|plan|then|slow|wait|hang|fail|drop|empty|cut|size|unicode|opaque|about|help)"
+    r"(?=[\s\]])"
 )
 _DURATION = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(ms|s|m)")
 _SIZE = re.compile(r"([0-9]{1,9})(B|KB|MB)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, None: 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20}
+_MARKS = {"x": "completed", ">": "in_progress"}
 _JSON = json.JSONDecoder()
 
 
@@ -124,6 +126,8 @@ def _apply(step: Step, name: str, argument: str) -> None:
             step.tools.append(_question(argument))
         case "delegate", _:
             step.tools.append(_order(argument))
+        case "plan", _:
+            step.tools.append(_checklist(argument))
         case "slow", [duration]:
             step.pace = _seconds(duration)
         case "slow", [count, duration]:
@@ -185,6 +189,18 @@ def _order(argument: str) -> Asked:
         order = {"brief": argument[: found.start()].strip(), **options}
         break
     return Asked(DELEGATE, json.dumps(order, ensure_ascii=False))
+
+
+def _checklist(argument: str) -> Asked:
+    items: list[dict[str, str]] = []
+    for part in argument.split("|"):
+        mark, _, rest = part.strip().partition(" ")
+        status = _MARKS.get(mark)
+        text = rest.strip() if status else part.strip()
+        if not text:
+            raise ValueError("an item of it is empty")
+        items.append({"text": text, "status": status or "pending"})
+    return Asked(UPDATE_PLAN, json.dumps({"items": items}, ensure_ascii=False))
 
 
 def _object(text: str) -> tuple[dict[str, Any], int]:

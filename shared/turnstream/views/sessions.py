@@ -19,7 +19,7 @@ from sqlalchemy import BigInteger, Column, Index, MetaData, Select, SmallInteger
 from sqlalchemy import text as sql
 
 from turnstream.ids import DEFAULT_AGENT, SessionKey, is_session, run_id
-from turnstream.session.events import PolicyData, TitleSource
+from turnstream.session.events import PlanItem, PolicyData, TitleSource
 from turnstream.views.database import Database, Reader
 from turnstream.views.rows import PAGE, Values, page_size, text
 from turnstream.views.session_row import Gone, Row, Status
@@ -64,6 +64,8 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     one_shot: bool
     parent: ParentView | None
     """Whoever delegated it; None also where that session is deleted."""
+    plan: tuple[PlanItem, ...]
+    """The checklist that the agent keeps."""
 
 
 class SessionPage(msgspec.Struct, frozen=True):
@@ -350,4 +352,5 @@ def _view(session: str, row: Row, there: set[str]) -> SessionView:
         one_shot=row.one_shot,
         parent=parent
         and ParentView(session=parent.session, run=run_id(parent.session, parent.run), call_id=parent.call_id),
+        plan=row.plan,
     )
