@@ -261,8 +261,8 @@ def _run(text: str) -> str:
 def _show_session(one: Mapping[str, Any]) -> None:
     console = show.console()
     show.pairs(console, _timed({name: value for name, value in one.items() if name != "plan"}))
-    for text, style in checklist(one["plan"]):
-        console.print(show.printable(text), style=style, markup=False)
+    for mark, text, style in checklist(one["plan"]):
+        console.print(f"{mark} {show.printable(text)}", style=style, markup=False)
 
 
 def _timed(one: Mapping[str, Any]) -> dict[str, Any]:

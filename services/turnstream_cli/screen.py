@@ -5,7 +5,7 @@ stored one is shown: what is stored is what was said.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -178,9 +178,6 @@ class Screen:
                 self._over[data["run"]] = data["attempt"], data["step"]
                 for call in data.get("tool_calls", ()):
                     self._line("⚙", f"{call['name']}({call['arguments']})", "magenta", tail)
-            case "plan.changed":
-                for text, style in checklist(data.get("items", ())):
-                    self._line("☰", text, style, tail)
             case "tool.started":
                 pass
             case "tool.returned":
@@ -216,9 +213,8 @@ class Screen:
 
     def _plan(self, data: dict[str, Any], tail: str) -> None:
         self._line("☰", "checklist", "bold", tail)
-        for item in data["items"]:
-            status = item.get("status", "pending")
-            self._line(f"  {_TICKS.get(status, '·')}", item["text"], "dim" if status == "completed" else "")
+        for mark, text, style in checklist(data["items"]):
+            self._line(f"  {mark}", text, style)
 
     def request(self, request: dict[str, Any], tail: str = "") -> None:
         """What a run waits for, as it is asked."""
@@ -267,14 +263,11 @@ def for_people(requests: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [request for request in requests if request["kind"] != "child"]
 
 
-def checklist(items: Iterable[dict[str, Any]]) -> list[tuple[str, str]]:
-    """A line of each item of a checklist, and its style."""
-    marks = {"completed": ("[x]", "green"), "in_progress": ("[>]", "cyan")}
-    found: list[tuple[str, str]] = []
+def checklist(items: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """Mark, text and style of each item."""
     for item in items:
-        mark, style = marks.get(item.get("status", ""), ("[ ]", ""))
-        found.append((f"{mark} {item['text']}", style))
-    return found
+        status = item.get("status", "pending")
+        yield _TICKS.get(status, "·"), item["text"], "dim" if status == "completed" else ""
 
 
 def answered(data: dict[str, Any]) -> tuple[str, str]:
