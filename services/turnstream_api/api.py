@@ -2,7 +2,8 @@
 
 import itertools
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from random import Random
 
 import msgspec
@@ -12,9 +13,11 @@ from turnstream.broker.connection import Broker
 from turnstream.ids import SessionKey
 from turnstream.log.handle import Handled, Sessions
 from turnstream.session.commands import CancelRun, Origin
-from turnstream.session.events import RunEnded, Spec
+from turnstream.session.events import Attachment, RunEnded, Spec
 from turnstream.settings import Settings
 from turnstream.views.database import Database
+from turnstream.wire.attachments import Attachments
+from turnstream.wire.blobs import Blobs
 from turnstream.wire.checkpoints import Checkpoints
 from turnstream_api.errors import Problem
 from turnstream_api.frames import Filter
@@ -40,11 +43,26 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     last_event_id: int | None = None
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operation answers: its body as a struct or as JSON, or none, its status, and the sequence it reflects or
-    made."""
+class File(msgspec.Struct, frozen=True):
+    """An attachment with its bytes: the first piece, and those behind it."""
 
-    body: msgspec.Struct | msgspec.Raw | None
+    about: Attachment
+    first: bytes
+    rest: AsyncGenerator[bytes, None]
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """Raises `BrokerFault`."""
+        yield self.first
+        async with aclosing(self.rest):
+            async for piece in self.rest:
+                yield piece
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operation answers: its body as a struct, as JSON or as a file, or none, its status, and the sequence it
+    reflects or made."""
+
+    body: msgspec.Struct | msgspec.Raw | File | None
     status: int = 200
     seq: int | None = None
     replayed: bool = False
@@ -98,6 +116,8 @@ class Api:
         self.now = now
         self.broker = broker
         self.checkpoints = Checkpoints(broker)
+        self.blobs = Blobs(broker)
+        self.attachments = Attachments(broker, self.blobs)
         # Ids must be unique, not secret: no system call for each.
         self._random = Random(os.urandom(32)).randbytes
         self._requests = itertools.count(1)

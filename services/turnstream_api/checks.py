@@ -18,6 +18,8 @@ TITLE_MAX = 64
 WAIT_MAX = 300.0
 DEPTH_MAX = 32
 """Levels of metadata and answers: what one reader can take apart must not be too deep for the next."""
+CONTEXT_MAX = 16 * 1024
+"""Bytes of what a message says of the window that it comes from."""
 _AT_ONCE = 0.25
 """Seconds before a sequence that is not shown is looked up."""
 AUTHOR = re.compile(r"(user|agent|client):[A-Za-z0-9._@:+-]{1,64}")
@@ -36,6 +38,9 @@ MessageId = Annotated[
 AgentName = Annotated[str, Meta(pattern=rf"^{ids.NAME.pattern}{WHOLE}")]
 ModelName = Annotated[str, Meta(min_length=1, max_length=128, description="Instead of the agent's model.")]
 Author = Annotated[str, Meta(pattern=rf"^{AUTHOR.pattern}{WHOLE}", description="Who says it; absent: the caller.")]
+WindowContext = Annotated[
+    str, Meta(description="What the sender's window shows; the model sees it in this turn only. 16 KiB at most.")
+]
 Seq = Annotated[int, Meta(ge=0, le=2**53)]
 ExpectedSeq = Annotated[
     int, Meta(ge=0, le=2**53, description="Refused with `session_moved` if the session's last sequence is another.")
@@ -115,6 +120,13 @@ def _depth(value: object) -> int:
                 below += cast("list[object]", item)
         level = below
     return depth
+
+
+def context(given: str) -> str:
+    if (size := len(given.encode())) > CONTEXT_MAX:
+        message = f"context: {size} bytes, {CONTEXT_MAX} are allowed"
+        raise Problem("too_large", message, field="context", limit=CONTEXT_MAX)
+    return given
 
 
 def agent(api: Api, name: str | None) -> str | None:

@@ -11,7 +11,7 @@ import msgspec
 
 from turnstream import subjects
 from turnstream_api.api import KEY_MAX, Api
-from turnstream_api.checks import AUTHOR
+from turnstream_api.checks import AUTHOR, CONTEXT_MAX
 from turnstream_api.errors import Problem
 
 _ETAG = re.compile(rb'"([0-9]{1,16})"')
@@ -49,8 +49,13 @@ def _refuse(constant: str) -> None:
 
 
 def body_max(api: Api) -> int:
-    """Bytes of a body: what the largest message may have when every character of it is escaped, and some more."""
-    return 6 * (api.settings.message_max + api.settings.metadata_max) + 16_384
+    """Bytes of a JSON body: what the largest message may have when every character of it is escaped, and some more."""
+    return 6 * (api.settings.message_max + api.settings.metadata_max + CONTEXT_MAX) + 65_536
+
+
+def bytes_max(api: Api) -> int:
+    """Bytes of a JSON body that holds an attachment: it is base64 there, and a third longer."""
+    return api.settings.attachment_max * 4 // 3 + 16_384
 
 
 def idempotency_key(value: bytes | None) -> str | None:

@@ -1,21 +1,25 @@
 """The HTTP entrance: Starlette's routes, made from the table, and a lean way from bytes to an operation and back.
 
 A request is decoded by msgspec straight into the operation's struct; there is no middleware. Every answer carries
-`X-Request-Id`; every failure is a problem document.
+`X-Request-Id`; every failure is a problem document. An attachment is a body of bytes; one that is answered is sent
+piece by piece, and as what is to be saved: no browser shows it as a page of ours.
 """
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from urllib.parse import parse_qsl
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from contextlib import aclosing, contextmanager
+from urllib.parse import parse_qsl, quote
 
 import msgspec
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from turnstream.broker.errors import BrokerFault
 from turnstream.telemetry import Metrics, get_logger, parse_traceparent
 from turnstream_api import errors, sse
-from turnstream_api.api import Answer, Api, Caller, Stream
+from turnstream_api.api import Answer, Api, Caller, File, Stream
+from turnstream_api.attachments import ANY
 from turnstream_api.decoding import body_max, idempotency_key, if_match, last_event_id, parse_json
 from turnstream_api.errors import Problem, problem_of
 from turnstream_api.keys import Keys
@@ -28,6 +32,8 @@ ACTOR = "client:http"
 """Who asks without an API key."""
 JSON = b"application/json"
 PROBLEM = errors.CONTENT_TYPE.encode()
+UPLOADS = 8
+"""As many bytes as so many of the largest attachments have, one process takes in at once."""
 
 Header = tuple[bytes, bytes]
 
@@ -85,6 +91,7 @@ class Entrance:
         self._api = api
         self._keys = keys
         self._rows = {method: Row(operation, metrics) for method, operation in operations.items()}
+        self._uploads = Uploads(UPLOADS * api.settings.attachment_max)
         if "GET" in self._rows:
             self._rows["HEAD"] = self._rows["GET"]
         self._allow = ", ".join(self._rows).encode()
@@ -113,10 +120,19 @@ class Entrance:
         fields: dict[str, object] = dict(scope["path_params"])
         if scope["query_string"]:
             fields |= read_query(row, scope["query_string"])
+        if operation.takes_bytes:
+            with self._uploads.one() as held:
+                body = await receive_body(head, receive, self._api.settings.attachment_max, held)
+                fields |= {"content": body, "media_type": media_type(head)}
+                return await self._respond(row, scope, head, caller, convert(operation, fields), receive, send)
         if row.has_body:
-            limit = body_max(self._api)
-            fields |= read_body(row, head, await receive_body(head, receive, limit))
-        request = convert(operation, fields)
+            fields |= read_body(row, head, await receive_body(head, receive, body_max(self._api)))
+        return await self._respond(row, scope, head, caller, convert(operation, fields), receive, send)
+
+    async def _respond(
+        self, row: "Row", scope: Scope, head: Head, caller: Caller, request: Request, receive: Receive, send: Send
+    ) -> int:
+        operation = row.operation
         if row.waiting(request) and not caller.streams:
             answer = await until_gone(operation.call(self._api, caller, request), receive)
             if answer is None:
@@ -127,7 +143,10 @@ class Entrance:
             headers = [(b"x-request-id", head.request_id.encode())]
             await sse.respond(self._api, caller, answer, headers, receive, send)
             return 200
-        await send_answer(send, answer, head.request_id)
+        if isinstance(answer.body, File):
+            await send_file(send, answer.body, head.request_id, is_head=scope["method"] == "HEAD")
+        else:
+            await send_answer(send, answer, head.request_id)
         return answer.status
 
     def _caller(self, operation: Operation, head: Head, is_head: bool) -> Caller:
@@ -143,6 +162,31 @@ class Entrance:
             streams=streams,
             last_event_id=last_event_id(head.last_event_id) if streams and head.last_event_id else None,
         )
+
+
+class Uploads:
+    """What one process holds of uploads, in bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held = 0
+
+    @contextmanager
+    def one(self) -> Generator[Callable[[int], None]]:
+        """Counts the bytes of one, which are held until it is done. Raises `Problem` where they are too many."""
+        own = 0
+
+        def hold(size: int) -> None:
+            nonlocal own
+            if self._held + size > self._limit:
+                raise Problem("unavailable", "too much is being uploaded at this moment; try again")
+            own += size
+            self._held += size
+
+        try:
+            yield hold
+        finally:
+            self._held -= own
 
 
 class Row:
@@ -193,24 +237,30 @@ def read_query(row: Row, query: bytes) -> dict[str, object]:
     return fields
 
 
-async def receive_body(head: Head, receive: Receive, limit: int) -> bytes:
+async def receive_body(
+    head: Head, receive: Receive, limit: int, hold: Callable[[int], None] = lambda size: None
+) -> bytes:
     if head.content_length.isdigit() and int(head.content_length) > limit:
         raise Problem("too_large", f"the body has {int(head.content_length)} bytes, {limit} are allowed", limit=limit)
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body"):
-        return body
-    parts = [body]
-    size = len(body)
-    while message.get("more_body"):
+    parts: list[bytes] = []
+    size = 0
+    while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Problem("invalid", "the body ends early", field="body")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
+        part: bytes = message.get("body", b"")
+        size += len(part)
         if size > limit:
             raise Problem("too_large", f"the body has more than {limit} bytes", limit=limit)
-    return b"".join(parts)
+        hold(len(part))
+        parts.append(part)
+        if not message.get("more_body"):
+            return part if size == len(part) else b"".join(parts)
+
+
+def media_type(head: Head) -> str:
+    """What the bytes are said to be."""
+    return head.content_type.strip().decode("latin-1") or ANY
 
 
 def read_body(row: Row, head: Head, body: bytes) -> dict[str, object]:
@@ -240,6 +290,31 @@ async def send_whole(
         headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+async def send_file(send: Send, file: File, request_id: str, *, is_head: bool) -> None:
+    """A connection that ends before all of it was sent says that it was not all."""
+    name = quote(file.about.name, safe="")
+    headers = [
+        (b"x-request-id", request_id.encode()),
+        (b"content-type", file.about.media_type.encode()),
+        (b"content-length", b"%d" % file.about.size),
+        (b"content-disposition", f"attachment; filename*=UTF-8''{name}".encode()),
+        (b"content-security-policy", b"sandbox; default-src 'none'"),
+        (b"x-content-type-options", b"nosniff"),
+        (b"cache-control", b"private"),
+    ]
+    async with aclosing(file.pieces()) as pieces:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            async for piece in pieces:
+                if is_head:
+                    break
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except BrokerFault as error:
+            log.error("an attachment could not be sent whole", request_id=request_id, error=error)
+            return
+        await send({"type": "http.response.body", "body": b""})
 
 
 async def send_answer(send: Send, answer: Answer, request_id: str) -> None:

@@ -11,9 +11,10 @@ from turnstream.ids import SessionKey, parse_run_id
 from turnstream.session.commands import PostMessage as PostCommand
 from turnstream.session.events import MessagePosted, Opens, Part, Recorded, Routed
 from turnstream.session.state import Session
-from turnstream_api import checks, policies
+from turnstream_api import attachments, checks, policies
 from turnstream_api.api import Answer, Api, Caller, Stream
-from turnstream_api.checks import AgentName, Author, ExpectedSeq, MessageId, ModelName, Wait
+from turnstream_api.attachments import Names
+from turnstream_api.checks import AgentName, Author, ExpectedSeq, MessageId, ModelName, Wait, WindowContext
 from turnstream_api.errors import Problem
 from turnstream_api.operation import Request
 from turnstream_api.policies import OnBusy
@@ -26,10 +27,13 @@ class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PostMessage(Request, frozen=True, kw_only=True):
-    """`content` is a text or a list of parts. A `notice` starts nothing."""
+    """`content` is a text or a list of parts; it may be empty where something is attached. A `notice` starts
+    nothing."""
 
     session: str
     content: str | list[TextPart]
+    attachments: Names = []
+    context: WindowContext = ""
     message_id: MessageId | None = None
     kind: Literal["message", "notice"] = "message"
     author: Author | None = None
@@ -76,13 +80,14 @@ async def post(
         author=message.author or caller.actor,
         kind=message.kind,
         content=content_of(api, message.content),
+        context=checks.context(message.context),
         specs=api.specs,
         agent=message.agent,
         model=checks.model(api, message.model),
         policy=policies.on_busy(message.on_busy),
         opens=opens,
     )
-    handled = await api.sessions.handle(key, command, fresh=fresh)
+    command, handled = await attachments.handle(api, key, command, message.attachments, fresh=fresh)
     posted = _posted(key, command, handled.session, handled.recorded)
     run = parse_run_id(posted.run) if posted.run else None
     return await watched(

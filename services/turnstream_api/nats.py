@@ -20,8 +20,9 @@ from nats.micro.service import Endpoint, EndpointConfig, Service, ServiceConfig
 from turnstream import ids, subjects
 from turnstream.broker.connection import Broker
 from turnstream.telemetry import TRACEPARENT, Metrics, get_logger, parse_traceparent
-from turnstream_api.api import Answer, Api, Caller, Stream
-from turnstream_api.decoding import actor, body_max, idempotency_key, parse_json
+from turnstream_api.api import Answer, Api, Caller, File, Stream
+from turnstream_api.attachments import Got
+from turnstream_api.decoding import actor, body_max, bytes_max, idempotency_key, parse_json
 from turnstream_api.errors import Problem, problem_of
 from turnstream_api.operation import Operation, convert
 from turnstream_api.operations import OPERATIONS
@@ -68,8 +69,8 @@ class Served(Endpoint):
         status = 200
         try:
             answer = await self._answer(msg, headers)
-            body = b"" if answer.body is None else _encode(answer.body)
-            self._fits(body)
+            body = await self._body(answer)
+            self._fits(len(body))
             status = answer.status
             said |= _said(answer)
         except Exception as error:
@@ -92,7 +93,8 @@ class Served(Endpoint):
         account, _ = subjects.parse_api(msg.subject)
         if not ids.is_name(account):
             raise Problem("not_found", f"{account[:64]!r} is no account")
-        if len(msg.data) > (limit := body_max(self._api)):
+        limit = (bytes_max if self._operation.takes_bytes else body_max)(self._api)
+        if len(msg.data) > limit:
             raise Problem("too_large", f"the request has {len(msg.data)} bytes, {limit} are allowed", limit=limit)
         fields = parse_json(msg.data) if msg.data else {}
         caller = Caller(
@@ -105,10 +107,28 @@ class Served(Endpoint):
         assert not isinstance(answer, Stream)  # nobody asked for one
         return answer
 
-    def _fits(self, body: bytes) -> None:
+    async def _body(self, answer: Answer) -> bytes:
+        match answer.body:
+            case None:
+                return b""
+            case File(about=about) as file:
+                self._fits(about.size * 4 // 3)
+                content = b"".join([piece async for piece in file.pieces()])
+                got = Got(
+                    name=about.name,
+                    media_type=about.media_type,
+                    size=about.size,
+                    sha256=about.sha256,
+                    content=content,
+                )
+                return _encode(got)
+            case body:
+                return _encode(body)
+
+    def _fits(self, size: int) -> None:
         limit = self._service._client.max_payload
-        if len(body) > limit - 1024:
-            message = f"the answer has {len(body)} bytes, and a message over NATS at most {limit}: ask over HTTP"
+        if size > limit - 1024:
+            message = f"the answer has {size} bytes, and a message over NATS at most {limit}: ask over HTTP"
             raise Problem("too_large", message, limit=limit)
 
 

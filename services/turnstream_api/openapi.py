@@ -31,7 +31,7 @@ Json = dict[str, Any]
 def openapi() -> bytes:
     types: list[type] = [Document, Health, At, Said]
     for operation in OPERATIONS:
-        types += operation.answers
+        types += () if operation.gives_bytes else operation.answers
         types += operation.fields.values()
     _, components = _components(types)
     components["Document"]["properties"]["code"]["enum"] = list(CODES)
@@ -93,7 +93,13 @@ def _header(name: str, description: str, schema: Json) -> Json:
     return {"name": name, "in": "header", "required": False, "description": description, "schema": schema}
 
 
+_BYTES: Json = {"*/*": {}}
+"""What a body is that is bytes of any type: nothing is said of them."""
+
+
 def _body(operation: Operation) -> Json:
+    if operation.takes_bytes:
+        return {"required": True, "content": _BYTES}
     required = _required(operation)
     properties = {
         name: _schema(operation.fields[name], null=name not in required) for name in sorted(operation.in_body)
@@ -133,6 +139,7 @@ def _responses(operation: Operation) -> Json:
     answers: list[Json] = [{"$ref": REF.format(name=answer.__name__)} for answer in operation.answers]
     schema = answers[0] if len(answers) == 1 else {"anyOf": answers}
     content: Json = {"application/json": {"schema": schema}} if answers else {}
+    content = _BYTES if operation.gives_bytes else content
     if operation.streams:
         content["text/event-stream"] = {"schema": {"type": "string", "description": _STREAM}}
     found: Json = {}

@@ -15,7 +15,7 @@ import msgspec
 from turnstream_api.api import Answer, Api, Caller, Stream
 from turnstream_api.errors import Problem, ProblemCode
 
-Method = Literal["GET", "POST", "PATCH", "DELETE"]
+Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -34,7 +34,9 @@ Call = Callable[[Api, Caller, Any], Awaitable[Answer | Stream]]
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """`statuses`: what success answers with. `errors`: codes beyond those that every operation has. `cursors`: fields
     that only an answer of ours can have given. `planned`: fields that are known and that this release does not offer.
-    `waits`: the field that says how many seconds it may take. `streams`: it can answer with server-sent events."""
+    `waits`: the field that says how many seconds it may take. `streams`: it can answer with server-sent events.
+    `takes_bytes`: over HTTP the body is the field `content` and its type `media_type`; `gives_bytes`: so is the
+    answer's."""
 
     name: str
     method: Method
@@ -51,6 +53,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     writes: bool = False
     waits: str = ""
     streams: bool = False
+    takes_bytes: bool = False
+    gives_bytes: bool = False
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -65,7 +69,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_body(self) -> bool:
-        return self.method in ("POST", "PATCH")
+        return self.method in ("POST", "PUT", "PATCH")
 
     @property
     def in_query(self) -> frozenset[str]:
@@ -80,7 +84,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         common: list[ProblemCode] = ["invalid", "unauthorized", "unavailable", "internal_error"]
         if self.in_path:
             common.append("not_found")
-        if self.has_body:
+        if self.takes_bytes:
+            common.append("too_large")
+        elif self.has_body:
             common += ["invalid_json", "too_large", "unsupported_media_type"]
         if self.writes:
             common += ["key_reused", "session_moved"]

@@ -1,13 +1,13 @@
 """The one table of operations. HTTP routes, NATS endpoints, OpenAPI and AsyncAPI are all made from it.
 
-Not here: what an operation does (`sessions.py`, `deleting.py`, `messages.py`, `queue.py`, `runs.py`, `requests.py`,
-`turns.py`, `actions.py`, `ops.py`), and the pages that are no operation of an account (health, metrics, the
-descriptions themselves: `pages.py`).
+Not here: what an operation does (`sessions.py`, `deleting.py`, `messages.py`, `attachments.py`, `queue.py`, `runs.py`,
+`requests.py`, `turns.py`, `actions.py`, `ops.py`), and the pages that are no operation of an account (health, metrics,
+the descriptions themselves: `pages.py`).
 
 The order is that in which routes are tried: what is asked most comes first.
 """
 
-from turnstream_api import actions, deleting, messages, ops, queue, requests, runs, sessions, turns
+from turnstream_api import actions, attachments, deleting, messages, ops, queue, requests, runs, sessions, turns
 from turnstream_api.operation import Operation
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -22,7 +22,6 @@ OPERATIONS: tuple[Operation, ...] = (
         statuses=(202, 200),
         errors=("run_active", "run_waiting", "request_expired", "already_exists", "agent_not_found"),
         query=frozenset({"wait"}),
-        planned=frozenset({"attachments", "context"}),
         writes=True,
         waits="wait",
         streams=True,
@@ -49,7 +48,7 @@ OPERATIONS: tuple[Operation, ...] = (
         statuses=(202, 200),
         errors=("not_found", "run_active", "run_waiting", "request_expired", "already_exists", "agent_not_found"),
         query=frozenset({"wait"}),
-        planned=frozenset({"attachments", "context", "limits"}),
+        planned=frozenset({"limits"}),
         writes=True,
         waits="wait",
         streams=True,
@@ -156,6 +155,28 @@ OPERATIONS: tuple[Operation, ...] = (
         call=queue.withdraw_message,
         errors=("not_queued",),
         writes=True,
+    ),
+    Operation(
+        name="put_attachment",
+        method="PUT",
+        path="/v1/sessions/{session}/attachments/{name}",
+        summary="Put an attachment into a session",
+        request=attachments.PutAttachment,
+        answers=(attachments.Put,),
+        call=attachments.put_attachment,
+        statuses=(201, 200),
+        errors=("already_exists",),
+        takes_bytes=True,
+    ),
+    Operation(
+        name="get_attachment",
+        method="GET",
+        path="/v1/sessions/{session}/attachments/{name}",
+        summary="Get an attachment",
+        request=attachments.GetAttachment,
+        answers=(attachments.Got,),
+        call=attachments.get_attachment,
+        gives_bytes=True,
     ),
     Operation(
         name="read_history",

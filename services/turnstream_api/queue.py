@@ -6,7 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 from turnstream.session.commands import WithdrawMessage as WithdrawCommand
-from turnstream.session.events import MessagePosted, Part, Recorded, Requested, RunRequested
+from turnstream.session.events import Attachment, MessagePosted, Part, Recorded, Requested, RunRequested
 from turnstream.session.state import Run, Session
 from turnstream_api import checks
 from turnstream_api.api import Answer, Api, Caller, written
@@ -33,6 +33,7 @@ class Queued(msgspec.Struct, frozen=True, kw_only=True):
     position: int
     author: str
     content: tuple[Part, ...]
+    attachments: tuple[Attachment, ...]
     agent: str
     seq: int
     queued_at: int
@@ -96,6 +97,7 @@ def _item(session: Session, recorded: Recorded, run: Run, waits: Waits, position
         position=position,
         author=posted.author if posted else run.author,
         content=posted.content if posted else (),
+        attachments=posted.attachments if posted else (),
         agent=run.spec.agent,
         seq=recorded.seq,
         queued_at=recorded.time,

@@ -15,6 +15,7 @@ from turnstream.views import runs as view
 from turnstream.views import steps as steps_view
 from turnstream_api import checks, messages, policies
 from turnstream_api.api import Answer, Api, Caller, Stream
+from turnstream_api.attachments import Names
 from turnstream_api.checks import (
     AgentName,
     Author,
@@ -27,6 +28,7 @@ from turnstream_api.checks import (
     SessionId,
     TitleText,
     Wait,
+    WindowContext,
 )
 from turnstream_api.errors import Problem
 from turnstream_api.messages import PostMessage, TextPart
@@ -43,6 +45,8 @@ class StartRun(Request, frozen=True, kw_only=True):
     itself."""
 
     input: str | list[TextPart]
+    attachments: Names = []
+    context: WindowContext = ""
     agent: AgentName | None = None
     model: ModelName | None = None
     session: SessionId | None = None
@@ -74,6 +78,8 @@ async def start_run(api: Api, caller: Caller, request: StartRun) -> Answer | Str
     message = PostMessage(
         session=key.session,
         content=request.input,
+        attachments=request.attachments,
+        context=request.context,
         message_id=request.message_id,
         author=request.author,
         agent=request.agent,

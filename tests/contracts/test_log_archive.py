@@ -40,7 +40,7 @@ def spoken() -> Log:
     log = Log(account=KEY.account)
     log.open(KEY.session, title={"text": WORD, "source": "user"}, metadata={"k": WORD})
     log.turn(KEY.session, WORD, "first answer")
-    log.say(KEY.session, WORD)
+    log.say(KEY.session, WORD, attached=WORD, context=WORD)
     log.start(KEY.session, 2)
     call = ToolCall(id="c1", name="add", arguments=f'{{"a":"{WORD}"}}')
     reply = ModelReplied(run=2, attempt=1, step=1, content=WORD, reasoning=WORD, tool_calls=(call,), model="demo")

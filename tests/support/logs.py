@@ -37,6 +37,7 @@ from turnstream.session.events import (
     ASK_USER,
     DELEGATE,
     Ask,
+    Attachment,
     ChildEnded,
     ChildStarted,
     DeleteMode,
@@ -134,8 +135,10 @@ class Log:
         agent: str | None = None,
         busy: str = "queue",
         author: str = "user:ann",
+        attached: str = "",
+        context: str = "",
     ) -> str:
-        """A message; the run that was asked for last."""
+        """A message; the run that was asked for last. `attached`: the name of something that came with it."""
         policy = msgspec.convert({"on_busy": busy}, PolicyData)
         name = message or f"m{self.seq + 1}"
         command = PostMessage(
@@ -143,6 +146,8 @@ class Log:
             message_id=name,
             author=author,
             content=(Part(text=text),),
+            attachments=(attachment(attached),) if attached else (),
+            context=context,
             specs=SPECS,
             agent=agent,
             policy=policy,
@@ -337,6 +342,11 @@ def child_call(call_id: str) -> ToolCall:
     return ToolCall(id=call_id, name=DELEGATE, arguments='{"brief":"do it"}', asks="child")
 
 
+def attachment(name: str) -> Attachment:
+    blob = f"default/s1/attachments/{name}"
+    return Attachment(name=name, media_type="text/plain", size=5, sha256="ab" * 32, blob=blob)
+
+
 def _encode(event: Event) -> bytes:
     """The stored record; this release does not write types that it does not know, so that one is written by hand."""
     if not isinstance(event.data, Unknown):
@@ -382,9 +392,10 @@ def _step(log: Log, rng: random.Random, name: str, session: Session, faults: boo
             metadata: dict[str, object] = {"k": rng.randrange(3)}
             log.do(name, UpdateSession(origin=log.origin(), title=title, metadata=metadata, policy=policy))
         case 2 | 3 | 4 | 5 | 6:
-            text, agent = rng.choice(("hello", "  two\nlines \0", "🙂" * 80)), rng.choice((None, None, "painter"))
+            text, agent = rng.choice(("hello", "  two\nlines \0", "🙂" * 80, "")), rng.choice((None, None, "painter"))
             busy = rng.choice(("queue", "steer", "steer", "interrupt", "parallel"))
-            log.say(name, text, agent=agent, busy=busy, author=rng.choice(("user:ann", "user:bob", "agent:x")))
+            author = rng.choice(("user:ann", "user:bob", "agent:x"))
+            log.say(name, text, agent=agent, busy=busy, author=author, attached="" if text else "Ünïcode ☃")
         case 7 if run:
             log.do(name, CancelRun(origin=log.origin(), run=run.n, reason="enough", disconnected=rng.random() < 0.2))
         case 8 if run and (run.message_ids or run.steering):

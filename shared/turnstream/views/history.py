@@ -18,6 +18,7 @@ from sqlalchemy import Table, select
 
 from turnstream.ids import SessionKey, run_id
 from turnstream.session.events import (
+    Attachment,
     Blob,
     EndStatus,
     Error,
@@ -60,6 +61,7 @@ class Message(_Item, frozen=True, kw_only=True, tag="message", gc=False):
     author: str
     kind: str = "message"
     content: tuple[Part, ...]
+    attachments: tuple[Attachment, ...] = ()
     routed: Routed = "none"
     run: str | None = None
     taken: bool = False
@@ -156,6 +158,7 @@ def posted(recorded: Recorded, data: MessagePosted) -> Message:
         author=data.author,
         kind=data.kind,
         content=data.content,
+        attachments=data.attachments,
         routed=data.routed,
         run=run_id(recorded.event.key.session, data.run) if data.run else None,
     )
