@@ -31,6 +31,7 @@ from turnstream.session.events import (
 from turnstream.session.plan import CallModel, CallTool, Park, Return
 from turnstream.session.state import Run, request_id
 from turnstream_runner import checklist, delegation, requests
+from turnstream_runner.attached import Attached
 from turnstream_runner.delegation import Delegation
 from turnstream_runner.equipment import Equipment
 from turnstream_runner.ledger import Ledger, persist
@@ -50,6 +51,7 @@ class Attempt:
     def __init__(self, equipment: Equipment, ledger: Ledger, run: Run, number: int, role: Role) -> None:
         self.n = run.n
         self.partial = Partial()
+        self._attached = Attached(equipment.blobs, ledger.key)
         self.opaque = Opaque(equipment.checkpoints, ledger.key, run, is_new=number == 1)
         self._equipment = equipment
         self._ledger = ledger
@@ -72,17 +74,19 @@ class Attempt:
         events = await self._ledger.events()
         own = await self._ledger.events(run.requested_seq) if run.steps else []
         replies = [recorded for recorded in own if _is_reply(recorded, run.n)]
+        messages = history.build(events, run.n, run.policy)
         call = ModelCall(
             key=self._ledger.key,
             run=run,
             effect=effect,
             role=self._role,
-            messages=history.build(events, run.n, run.policy),
+            messages=messages,
+            shown=await self._attached.of(messages, images=self._equipment.models.shows_images(run.spec.model)),
             opaque=await self.opaque.of(replies),
             used=_call_ids(replies),
             traceparent=(await self._ledger.request(run)).traceparent,
         )
-        del events, own, replies
+        del events, own, replies, messages
         fact, opaque = await call.perform(self._equipment.models, self._speech, self.partial)
         event_id = derive(effect.key, effect.attempt)
         if not isinstance(fact, ModelReplied):

@@ -26,6 +26,7 @@ from turnstream_runner.models.port import (
     ReasoningDelta,
     Reply,
     Reset,
+    Shown,
     TextDelta,
     UnknownModel,
 )
@@ -73,14 +74,15 @@ class Partial:
 
 
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a run. `opaque` is what belongs to its earlier replies, `used` are the ids of the calls that they
-    asked for: a run uses none twice."""
+    """One step of a run. `shown` is what is attached to the messages, `opaque` what belongs to its earlier replies,
+    `used` are the ids of the calls that they asked for: a run uses none twice."""
 
     key: SessionKey
     run: Run
     effect: CallModel
     role: Role
     messages: tuple[Message, ...]
+    shown: tuple[Shown, ...] = ()
     opaque: tuple[bytes, ...] = ()
     used: Collection[str]
     traceparent: str | None
@@ -96,6 +98,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
             request = ModelRequest(
                 model=model,
                 messages=self.messages,
+                shown=self.shown,
                 opaque=self.opaque,
                 instructions=self.role.agent.instructions,
                 tools=self.role.specs,

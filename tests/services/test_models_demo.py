@@ -8,11 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnstream.session.events import ASK_USER, ToolCall
+from turnstream.session.events import ASK_USER, Attachment, ToolCall
 from turnstream.session.history import AssistantMessage, Message, ToolMessage, UserMessage
 from turnstream_runner.models import script
 from turnstream_runner.models.demo import UNICODE, DemoModel
-from turnstream_runner.models.port import Item, ModelError, ModelRequest, ReasoningDelta, Reply, TextDelta, ToolSpec
+from turnstream_runner.models.port import (
+    Image,
+    Item,
+    ModelError,
+    ModelRequest,
+    ReasoningDelta,
+    Reply,
+    Shown,
+    TextDelta,
+    ToolSpec,
+)
 
 
 def request(*messages: Message | str, **fields: Any) -> ModelRequest:
@@ -231,8 +241,8 @@ async def test_a_directive_that_cannot_be_read_is_named(prompt: str) -> None:
 
 async def test_help_and_about_say_what_there_is() -> None:
     text = (await reply("[help]")).text
-    names = "say think tool loop ask delegate then slow wait hang fail drop empty cut size unicode opaque about help"
-    for name in names.split():
+    names = "say think tool loop ask delegate then slow wait hang fail drop empty cut size unicode opaque attachments"
+    for name in (*names.split(), "read", "about", "help"):
         assert f"[{name}" in text
     about = json.loads(
         (
@@ -253,6 +263,48 @@ async def test_help_and_about_say_what_there_is() -> None:
         "tools": ["add"],
         "messages": [{"user": "hi"}, {"assistant": "hello"}, {"user": "[about]"}],
     }
+
+
+NOTES = Attachment(name="notes.txt", media_type="text/plain", size=5, sha256="", blob="1")
+PAGE = Attachment(name="my page.png", media_type="image/png", size=7, sha256="", blob="2")
+SEEN = (Shown(text="hello [fail]"), Shown(image=Image("image/png", b"1234567")))
+
+
+async def test_what_is_attached_is_listed_and_read() -> None:
+    sent = UserMessage("[attachments]", (NOTES, PAGE))
+    listed = "notes.txt (text/plain, 5 bytes): 12 bytes of text\nmy page.png (image/png, 7 bytes): an image of 7 bytes"
+    assert (await reply(sent, shown=SEEN)).text == listed
+    assert (await reply(sent, AssistantMessage("x"), "[attachments]", shown=SEEN)).text == listed
+    lost = await reply(sent, shown=(Shown(), Shown(missing=True)))
+    assert [line.rpartition(": ")[2] for line in lost.text.splitlines()] == ["its name", "that it is missing"]
+    assert (await reply("[attachments]")).text == "Nothing is attached."
+    assert (await reply(sent, AssistantMessage("x"), "[read notes.txt]", shown=SEEN)).text == "hello [fail]"
+    for name in ("my page.png", "none"):
+        assert (await reply(sent, AssistantMessage("x"), f"[read {name}]", shown=SEEN)).text.startswith(
+            "I was shown no"
+        )
+    assert (await reply("[read]")).text.startswith("I did not understand [read]")
+
+
+async def test_what_is_attached_is_no_prompt() -> None:
+    assert (await reply(UserMessage("echo hi", (NOTES,)), shown=SEEN[:1])).text == "hi"
+    assert (await reply(UserMessage("", (NOTES, PAGE)), shown=SEEN)).text == "You sent notes.txt, my page.png."
+    about = json.loads((await reply(UserMessage("[about]", (NOTES,)), shown=SEEN[:1])).text)["messages"]
+    framed = '<attachment name="notes.txt" type="text/plain" size="5">\nhello [fail]\n</attachment>'
+    assert about == [{"user": "[about]", "attachments": [framed]}]
+
+
+async def test_what_came_with_an_answer_is_no_prompt_either() -> None:
+    asked = AssistantMessage("", (ToolCall(id="a", name=ASK_USER, arguments="{}"),))
+    answered = ToolMessage("a", ASK_USER, "this one")
+    prompt = "[ask Which?] [then] [say It is done.]"
+    text = (await reply(prompt, asked, answered, UserMessage("", (NOTES,)), shown=SEEN[:1])).text
+    assert text == "It is done."
+
+
+async def test_tokens_of_attachments_are_counted() -> None:
+    bare = (await reply(UserMessage("x", (NOTES,)))).usage.input_tokens
+    assert (await reply(UserMessage("x", (NOTES,)), shown=SEEN[:1])).usage.input_tokens == bare + 3
 
 
 @pytest.mark.parametrize(

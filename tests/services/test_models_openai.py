@@ -1,19 +1,21 @@
 """The wire to an OpenAI-compatible provider: aimock where a real server can do it, a bare socket where none would."""
 
 import asyncio
+import base64
 import json
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 from pydantic import SecretStr
-from tests.support.providers import Aimock, Exchange, peer
+from tests.support.providers import Aimock, Exchange, peer, strict
 
-from turnstream.session.events import ToolCall, Usage
+from turnstream.session.events import Attachment, ToolCall, Usage
 from turnstream.session.history import AssistantMessage, Message, ToolMessage, UserMessage
 from turnstream.settings import ModelSettings
 from turnstream_runner.models.openai import OpenAIChat
 from turnstream_runner.models.port import (
+    Image,
     Item,
     Model,
     ModelError,
@@ -21,6 +23,7 @@ from turnstream_runner.models.port import (
     ReasoningDelta,
     Reply,
     Reset,
+    Shown,
     TextDelta,
     ToolSpec,
 )
@@ -266,6 +269,60 @@ async def test_s02_the_front_of_the_prompt_stays_the_same_to_the_byte(aimock: Ai
     assert two == three
     assert two["tools"] == one["tools"]
     assert json.dumps(two["messages"]).startswith(json.dumps(one["messages"])[:-1])
+
+
+# --- what is attached ------------------------------------------------------------------------------------------------
+
+PNG = b"\x89PNG\r\n\x1a\n..."
+
+
+def attached(name: str, media_type: str = "text/plain", size: int = 5) -> Attachment:
+    return Attachment(name=name, media_type=media_type, size=size, sha256="", blob=name)
+
+
+async def sent(asking: ModelRequest) -> list[dict[str, Any]]:
+    """The messages as a strict provider gets them."""
+    async with peer(strict) as provider:
+        reply, _ = await answer(provider.base_url, asking)
+        assert reply.text == "ok"
+        return provider.seen[0].body["messages"]
+
+
+async def test_an_image_is_a_part_of_its_message_between_what_is_said() -> None:
+    files = (attached("a.png", "image/png", 11), attached("b.pdf", "application/pdf"), attached("c.txt"))
+    shown = (Shown(image=Image("image/png", PNG)), Shown(), Shown(text="a < b"))
+    (message,) = await sent(request(UserMessage("look", files), shown=shown))
+    url = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+    named = '<attachment name="b.pdf" type="application/pdf" size="5"/>'
+    text = '<attachment name="c.txt" type="text/plain" size="5">\na < b\n</attachment>'
+    assert message == {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": 'look\n<attachment name="a.png" type="image/png" size="11"/>'},
+            {"type": "image_url", "image_url": {"url": url}},
+            {"type": "text", "text": f"{named}\n{text}"},
+        ],
+    }
+
+
+@pytest.mark.parametrize("text", ["look", ""])
+async def test_what_is_no_image_is_text(text: str) -> None:
+    lost, image = Shown(missing=True), attached("a.png", "image/png")
+    (message,) = await sent(request(UserMessage(text, (attached("a"), image)), shown=(lost, Shown())))
+    gone = '<attachment name="a" type="text/plain" size="5" missing="true"/>'
+    expected = "\n".join(filter(None, [text, gone, '<attachment name="a.png" type="image/png" size="5"/>']))
+    assert message == {"role": "user", "content": expected}
+
+
+async def test_s02_with_attachments_too_the_front_of_the_prompt_stays_the_same_to_the_byte() -> None:
+    files = (attached("a.png", "image/png"), attached("b.txt"))
+    shown = (Shown(image=Image("image/png", PNG)), Shown(text="hello"))
+    first = (UserMessage("one", files),)
+    later = (*first, AssistantMessage("I see."), UserMessage("", files))
+    one = await sent(request(*first, shown=shown))
+    two = await sent(request(*later, shown=shown * 2))
+    assert json.dumps(two).startswith(json.dumps(one)[:-1])
+    assert two[-1]["content"][1:] == one[0]["content"][1:]
 
 
 # --- against a bare socket --------------------------------------------------------------------------------------------

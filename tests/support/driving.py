@@ -20,6 +20,7 @@ from turnstream.log.memory import MemoryLog
 from turnstream.session.commands import CancelRun, Command, Origin, PostMessage, WithdrawMessage
 from turnstream.session.decision import Decision
 from turnstream.session.events import (
+    Attachment,
     Blob,
     Event,
     Fact,
@@ -34,6 +35,7 @@ from turnstream.session.events import (
 )
 from turnstream.session.plan import Drive as Identity
 from turnstream.session.state import Session
+from turnstream.wire.blobs import BlobLost
 from turnstream.wire.checkpoints import Entry
 from turnstream.wire.live import Kind
 from turnstream_runner.drive import Drive, Outcome
@@ -122,6 +124,13 @@ class FakeLive:
 class FakeBlobs:
     def __init__(self) -> None:
         self.there: dict[str, bytes] = {}
+        self.gets: list[str] = []
+
+    async def get(self, blob: Blob) -> bytes:
+        self.gets.append(blob.name)
+        if blob.name not in self.there:
+            raise BlobLost(blob.name, "not there")
+        return self.there[blob.name]
 
     async def put(self, key: SessionKey, name: str, data: bytes) -> Blob:
         self.there[f"{key}/{name}"] = data
@@ -179,12 +188,16 @@ class ScriptedModels:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.requests: list[ModelRequest] = []
+        self.images = True
         self.closed = 0
 
     def resolve(self, name: str, *, with_prices: bool = False) -> "ScriptedModels":
         if name == "unknown":
             raise UnknownModel("unknown model 'unknown'")
         return self
+
+    def shows_images(self, name: str) -> bool:
+        return self.images
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Item, None]:
         self.requests.append(request)
@@ -343,7 +356,14 @@ class World:
     # --- what a client does -----------------------------------------------------------------------------------------
 
     async def post(
-        self, text: str = "hello", session: str = "s1", *, on_busy: str = "queue", spec: Spec | None = None
+        self,
+        text: str = "hello",
+        session: str = "s1",
+        *,
+        on_busy: str = "queue",
+        spec: Spec | None = None,
+        attachments: Sequence[Attachment] = (),
+        context: str = "",
     ) -> Handled:
         n = next(self._messages)
         policy = msgspec.convert({"on_busy": on_busy}, PolicyData)
@@ -352,6 +372,8 @@ class World:
             message_id=f"m{n}",
             author="user:ann",
             content=(Part(text=text),),
+            attachments=tuple(attachments),
+            context=context,
             specs={"default": spec or self.spec},
             policy=policy,
             opens=Opens(),

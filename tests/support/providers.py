@@ -6,6 +6,7 @@ server does: silence, broken bytes, a stream cut anywhere; and it sees when a cl
 """
 
 import asyncio
+import base64
 import json
 import shutil
 import subprocess
@@ -127,6 +128,41 @@ class Exchange:
 
 
 Script = Callable[[Exchange], Awaitable[None]]
+
+
+async def strict(exchange: Exchange) -> None:
+    """Answers `ok`, or 400 as OpenAI does for messages that are not as its reference says."""
+    if faults := [fault for message in exchange.body["messages"] if (fault := _fault(message))]:
+        await exchange.status("400 Bad Request", json.dumps({"error": {"message": faults[0], "type": "invalid"}}))
+        return
+    await exchange.begin()
+    await exchange.say({"role": "assistant", "content": "ok"})
+    await exchange.say({}, finish="stop")
+    await exchange.end()
+
+
+def _fault(message: Mapping[str, Any]) -> str | None:
+    keys = {"assistant": {"role", "content", "tool_calls"}, "tool": {"role", "content", "tool_call_id"}}
+    if message.keys() - keys.get(message["role"], {"role", "content"}):
+        return f"unknown field of a {message['role']} message"
+    content = message.get("content")
+    if isinstance(content, str) or (content is None and message.get("tool_calls")):
+        return None
+    if message["role"] != "user" or not isinstance(content, list) or not content:
+        return "no content"
+    return next((fault for part in content if (fault := _fault_of_part(part))), None)
+
+
+def _fault_of_part(part: Mapping[str, Any]) -> str | None:
+    match part:
+        case {"type": "text", "text": str(text), **rest} if text and not rest:
+            return None
+        case {"type": "image_url", "image_url": {"url": str(url), **more}, **rest} if not rest and not more:
+            head, _, data = url.partition(";base64,")
+            known = head in {f"data:image/{kind}" for kind in ("png", "jpeg", "gif", "webp")}
+            return None if known and base64.b64decode(data, validate=True) else "no image"
+        case _:
+            return "no part"
 
 
 class Peer:

@@ -34,6 +34,8 @@ Anything else is asked for in brackets:
     [unicode]                an answer of characters that are often mishandled
     [opaque]                 gives its provider's token with this reply, and fails if a later call of the run brings
                              another one back
+    [attachments]            what is attached, to all messages: names, types, sizes, and what it was shown of each
+    [read notes.txt]         the text of an attachment
     [about]                  what the model was sent, as JSON
     [help]                   this
 
@@ -49,6 +51,7 @@ import re
 from collections.abc import AsyncGenerator, Iterable, Sequence
 
 from turnstream.ids import digest
+from turnstream.session import attachments
 from turnstream.session.events import ASK_USER, ToolCall, Usage
 from turnstream.session.history import AssistantMessage, Message, ToolMessage, UserMessage
 from turnstream_runner.models.port import (
@@ -80,9 +83,10 @@ class _Turn:
     """The last message, its replies so far, and what came before."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
-        last = max((i for i, message in enumerate(messages) if isinstance(message, UserMessage)), default=-1)
+        last = max((i for i in range(len(messages)) if _is_prompt(messages, i)), default=-1)
         prompt = messages[last] if last >= 0 else None
         self.prompt = prompt.text if isinstance(prompt, UserMessage) else ""
+        self.attachments = [one.name for one in prompt.attachments] if isinstance(prompt, UserMessage) else []
         self.earlier = [message.text for message in messages[: max(last, 0)] if isinstance(message, UserMessage)]
         self.replies = sum(isinstance(message, AssistantMessage) for message in messages[last + 1 :])
         self.results = [message for message in messages[last + 1 :] if isinstance(message, ToolMessage)]
@@ -93,6 +97,14 @@ class _Turn:
         steps = parse(self.prompt)
         looping = next((step for step in steps if step.loop), None)
         return steps[self.replies] if self.replies < len(steps) else looping or Step()
+
+
+def _is_prompt(messages: Sequence[Message], i: int) -> bool:
+    """What came with an answer, and says nothing itself, is none."""
+    message = messages[i]
+    if not isinstance(message, UserMessage):
+        return False
+    return bool(message.text) or i == 0 or not isinstance(messages[i - 1], ToolMessage)
 
 
 class DemoModel:
@@ -186,6 +198,10 @@ def _text(request: ModelRequest, turn: _Turn, step: Step) -> str:
         return "I did not understand " + "; ".join(step.faults)
     if step.help:
         return __doc__ or ""
+    if step.attachments:
+        return _attachments(request) or "Nothing is attached."
+    if step.read:
+        return _read(request, step.read)
     if step.about:
         return _about(request)
     if step.unicode:
@@ -202,7 +218,31 @@ def _text(request: ModelRequest, turn: _Turn, step: Step) -> str:
         said = [_returned(result) for result in turn.results]
         said += [f"the token of step {number} is missing" for number in _missing(request, turn)]
         return "; ".join(said)
+    if not step.text and turn.attachments:
+        return f"You sent {', '.join(turn.attachments)}."
     return _heard(step.text, turn.earlier)
+
+
+def _attachments(request: ModelRequest) -> str:
+    """One a line."""
+    lines: list[str] = []
+    for _, attached in request.attached():
+        for one, shown in attached:
+            what = "its name"
+            if shown.missing:
+                what = "that it is missing"
+            elif shown.text is not None:
+                what = f"{len(shown.text.encode())} bytes of text"
+            elif shown.image:
+                what = f"an image of {len(shown.image.data)} bytes"
+            lines.append(f"{one.name} ({one.media_type}, {one.size} bytes): {what}")
+    return "\n".join(lines)
+
+
+def _read(request: ModelRequest, name: str) -> str:
+    """The newest of this name."""
+    texts = [shown.text for _, attached in request.attached() for one, shown in attached if one.name == name]
+    return f"I was shown no text of “{name}”." if not texts or texts[-1] is None else texts[-1]
 
 
 def _returned(result: ToolMessage) -> str:
@@ -225,10 +265,13 @@ def _short(text: str) -> str:
 
 
 def _about(request: ModelRequest) -> str:
+    attached = iter(request.attached())
+
     def shown(message: Message) -> dict[str, object]:
         match message:
             case UserMessage(text=text):
-                return {"user": text}
+                named = [attachments.named(one, what.text, missing=what.missing) for one, what in next(attached)[1]]
+                return {"user": text, "attachments": named} if named else {"user": text}
             case AssistantMessage(text=text, tool_calls=calls):
                 return {"assistant": text, "tools": [call.name for call in calls]} if calls else {"assistant": text}
             case ToolMessage(name=name, text=text):
@@ -278,6 +321,7 @@ def _usage(request: ModelRequest, text: str, reasoning: str, calls: Iterable[Too
     asked = sum(_tokens(call.name) + _tokens(call.arguments) for call in calls)
     thought = _tokens(reasoning)
     sent = sum(_tokens(message.text) for message in request.messages) + _tokens(request.instructions)
+    sent += sum(_tokens(shown.text or "") for shown in request.shown)
     return Usage(input_tokens=sent, output_tokens=_tokens(text) + thought + asked, reasoning_tokens=thought)
 
 

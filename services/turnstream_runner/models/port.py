@@ -13,8 +13,8 @@ from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
-from turnstream.session.events import ToolCall, Usage
-from turnstream.session.history import Message
+from turnstream.session.events import Attachment, ToolCall, Usage
+from turnstream.session.history import Message, UserMessage
 
 TITLING: Final = (
     "You give conversations titles. Answer with the title alone: one line, at most eight words, in the language of the"
@@ -33,9 +33,23 @@ class ToolSpec(msgspec.Struct, frozen=True):
     schema: dict[str, Any]
 
 
+class Image(msgspec.Struct, frozen=True):
+    media_type: str
+    data: bytes
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """What a model gets of an attachment: a text or an image, else only that it is there, or `missing`."""
+
+    text: str | None = None
+    image: Image | None = None
+    missing: bool = False
+
+
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """`model` is the agent's name for the model, `params` what the agent sets of `turnstream.agents.Params`. `opaque`
-    is what the replies of this run came with, one for each of the last assistant messages, empty where none is.
+    is what the replies of this run came with, one for each of the last assistant messages, empty where none is. `shown`
+    is one for each of the attachments that the messages have, in their order.
 
     `idempotency_key` names the step; a repeat of the call, by this runner or the next, has the same. `tries` counts the
     tries of this call that failed before this one; only the retry layer sets it.
@@ -43,12 +57,22 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     messages: tuple[Message, ...]
+    shown: tuple[Shown, ...] = ()
     opaque: tuple[bytes, ...] = ()
     instructions: str = ""
     tools: tuple[ToolSpec, ...] = ()
     params: dict[str, Any] = {}
     idempotency_key: str = ""
     tries: int = 0
+
+    def attached(self) -> list[tuple[UserMessage, list[tuple[Attachment, Shown]]]]:
+        """Every user message, with what came with it."""
+        shown = iter(self.shown)
+        return [
+            (message, [(one, next(shown, Shown())) for one in message.attachments])
+            for message in self.messages
+            if isinstance(message, UserMessage)
+        ]
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag="text"):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pydantic_ai.messages import (
+    BinaryContent,
     ModelMessage,
     ModelRequestPart,
     ModelResponse,
@@ -17,6 +18,7 @@ from pydantic_ai.messages import (
     ThinkingPart,
     ToolCallPart,
     ToolReturnPart,
+    UserContent,
     UserPromptPart,
 )
 from pydantic_ai.messages import ModelRequest as Prompt
@@ -25,8 +27,10 @@ from pydantic_ai.models.openai import OpenAIChatModelSettings
 from pydantic_ai.tools import ToolDefinition
 
 from turnstream.ids import digest
+from turnstream.session import attachments
+from turnstream.session.events import Attachment
 from turnstream.session.history import AssistantMessage, ToolMessage, UserMessage
-from turnstream_runner.models.port import ModelRequest, ToolSpec
+from turnstream_runner.models.port import ModelRequest, Shown, ToolSpec
 from turnstream_runner.models.sent_back import SentBack, read
 
 
@@ -37,10 +41,11 @@ def messages(request: ModelRequest, *, system: str = "", source: str = "") -> li
     pending: list[ModelRequestPart] = [SystemPromptPart(request.instructions)] if request.instructions else []
     replies = sum(isinstance(message, AssistantMessage) for message in request.messages)
     opaque = iter((b"",) * (replies - len(request.opaque)) + request.opaque)
+    attached = iter(request.attached())
     for message in request.messages:
         match message:
-            case UserMessage(text=text):
-                pending.append(UserPromptPart(text))
+            case UserMessage():
+                pending.append(UserPromptPart(_prompt(*next(attached))))
             case ToolMessage(call_id=call_id, name=name, text=text):
                 pending.append(ToolReturnPart(tool_name=name, content=text, tool_call_id=call_id))
             case AssistantMessage():
@@ -51,6 +56,20 @@ def messages(request: ModelRequest, *, system: str = "", source: str = "") -> li
     if pending:
         found.append(Prompt(pending))
     return found
+
+
+def _prompt(message: UserMessage, attached: Sequence[tuple[Attachment, Shown]]) -> str | list[UserContent]:
+    """What a person says, and then what came with it: texts as one, images where they stand."""
+    parts: list[UserContent] = []
+    texts = [message.text] if message.text else []
+    for attachment, shown in attached:
+        texts.append(attachments.named(attachment, shown.text, missing=shown.missing))
+        if shown.image:
+            image = BinaryContent(data=shown.image.data, media_type=shown.image.media_type)
+            parts += ["\n".join(texts), image]
+            texts = []
+    text = "\n".join(texts)
+    return [*parts, text] if parts and text else parts or text
 
 
 def parameters(tools: Iterable[ToolSpec]) -> ModelRequestParameters:

@@ -49,6 +49,13 @@ class Models:
             raise ModelError(f"the cost of the run is limited, and model {name!r} has no prices")
         return self._models[name]
 
+    def shows_images(self, name: str) -> bool:
+        """Whether the model of this name takes images."""
+        try:
+            return lookup(name, self._logical).images
+        except LookupError:
+            return False
+
     async def prepare(self, names: Iterable[str]) -> None:
         """Makes these models, and loads what they and the logical names need, so that no call has to wait for it. One
         that cannot be had is an error of the call that asks for it, not of the start."""

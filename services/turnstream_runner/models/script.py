@@ -18,8 +18,8 @@ SECONDS_MAX = 3600.0
 ALWAYS = 1 << 30
 
 _DIRECTIVE = re.compile(
-    r"\[(say|think|tool|loop|ask|delegate|plan|then|slow|wait|hang|fail|drop|empty|cut|size|unicode|opaque|about|help)"
-    r"(?=[\s\]])"
+    r"\[(say|think|tool|loop|ask|delegate|plan|then|slow|wait|hang|fail|drop|empty|cut|size|unicode|opaque|attachments"
+    r"|read|about|help)(?=[\s\]])"
 )
 _DURATION = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(ms|s|m)")
 _SIZE = re.compile(r"([0-9]{1,9})(B|KB|MB)?")
@@ -56,6 +56,8 @@ class Step(msgspec.Struct, kw_only=True):
     size: int | None = None
     unicode: bool = False
     opaque: bool = False
+    attachments: bool = False
+    read: str = ""
     about: bool = False
     help: bool = False
     empty: bool = False
@@ -154,6 +156,10 @@ def _apply(step: Step, name: str, argument: str) -> None:
             step.unicode = True
         case "opaque", []:
             step.opaque = True
+        case "attachments", []:
+            step.attachments = True
+        case "read", [_, *_]:
+            step.read = argument
         case "about", []:
             step.about = True
         case "help", []:
