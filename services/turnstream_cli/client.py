@@ -53,7 +53,8 @@ class Refused(CommandError):
 
 
 class Client:
-    """One conversation with the API. `post` and `delete` carry an idempotency key, so that a repeat has one effect."""
+    """One conversation with the API. `post` and `delete` carry an idempotency key, so that a repeat has one effect; a
+    repeated `put` has none anyway."""
 
     def __init__(self, http: httpx.AsyncClient, gone: str = "") -> None:
         """`gone`: why nobody answers, if that is known."""
@@ -67,6 +68,9 @@ class Client:
     async def post(self, path: str, body: Mapping[str, object] | None = None) -> Any:
         return await self._ask("POST", path, body=body or {}, key=str(uuid.uuid4()))
 
+    async def put(self, path: str, content: bytes, media_type: str) -> Any:
+        return await self._ask("PUT", path, content=content, media_type=media_type)
+
     async def delete(self, path: str, **params: object) -> Any:
         return await self._ask("DELETE", path, params=params, key=str(uuid.uuid4()))
 
@@ -78,16 +82,21 @@ class Client:
         params: Mapping[str, object] | None = None,
         body: Mapping[str, object] | None = None,
         key: str | None = None,
+        content: bytes | None = None,
+        media_type: str = "",
     ) -> Any:
         headers = {"Idempotency-Key": key} if key else {}
+        headers |= {"Content-Type": media_type} if media_type else {}
         given = {name: _plain(value) for name, value in (params or {}).items() if value is not None}
         for attempt in range(1, _TRIES + 1):
             try:
-                answer = await self.http.request(method, path, params=given, json=body, headers=headers)
+                answer = await self.http.request(
+                    method, path, params=given, json=body, content=content, headers=headers
+                )
                 break
             except httpx.TransportError as error:
                 never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) and attempt == 1
-                if key is None or never_sent or attempt == _TRIES:
+                if (key is None and content is None) or never_sent or attempt == _TRIES:
                     raise self.unreachable(error) from None
                 await asyncio.sleep(0.1 * 2**attempt)
         return _body(answer)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from turnstream.ids import child_id
 from turnstream_cli.follow import CaughtUp, Delta, Disconnected, Event, Item
-from turnstream_cli.show import STYLES, duration, printable
+from turnstream_cli.show import STYLES, attached, duration, printable
 
 _TICKS = {"pending": "☐", "in_progress": "◐", "completed": "☑"}
 
@@ -140,6 +140,8 @@ class Screen:
                 self.know(data["message_id"], event.seq)
                 text = "\n  ".join(part.get("text", "") for part in data.get("content", ()))
                 self._line("▸", f"{data.get('author', '')}: {text}", "bold", f"{_routing(data)} {tail}")
+                for one in data.get("attachments", ()):
+                    self._line("▫", attached(one), "", tail)
                 if routed := data.get("starts") or data.get("queued"):
                     self._held[routed["run"]] = []
                 if interrupted := (data.get("queued") or {}).get("interrupts"):

@@ -46,6 +46,11 @@ def printable(text: str) -> str:
     return text.translate(_PICTURES)
 
 
+def attached(one: Mapping[str, Any]) -> str:
+    """An attachment in a line."""
+    return f"{one['name']} ({one['media_type']}, {one['size']} bytes)"
+
+
 def print_json(value: object) -> None:
     """One line of JSON on standard output; `value` may be bytes that are JSON already."""
     sys.stdout.flush()

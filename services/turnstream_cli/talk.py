@@ -5,7 +5,8 @@ import contextlib
 import json as json_
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from turnstream.ids import is_session, may_open, parse_run_id
 from turnstream.session.state import TERMINAL
+from turnstream_cli.attach import put
 from turnstream_cli.client import HERE, Client, Connect, connected
 from turnstream_cli.exits import CommandError, Exit
 from turnstream_cli.follow import CaughtUp, Delta, Disconnected, Event, follow
@@ -23,6 +25,7 @@ from turnstream_cli.show import print_json
 OnBusy = Literal["reject", "queue", "steer", "interrupt", "parallel"]
 Words = Annotated[str, Parameter(allow_leading_hyphen=True)]
 """What a person says; it may begin with a hyphen, or be one."""
+Files = Annotated[Sequence[Path], Parameter(negative=())]
 WAITING = "run.waiting"
 DELETED = "session.deleted"
 
@@ -35,6 +38,8 @@ async def send(
     agent: str | None = None,
     model: str | None = None,
     on_busy: OnBusy | None = None,
+    attach: Files = (),
+    context: str | None = None,
     wait: bool = True,
     json: bool = False,
     connect: Connect = HERE,
@@ -58,6 +63,10 @@ async def send(
     on_busy
         What happens if a run is live; default: the session's policy. While a run waits for a person it does not count:
         the policy's `on_message` decides.
+    attach
+        A file that goes with it; may be given several times. What is said may then be empty: ''.
+    context
+        What your window shows; the model sees it in this turn only.
     wait
         Wait for the end of the run.
     json
@@ -65,8 +74,9 @@ async def send(
     """
     said = sys.stdin.read() if text == "-" else text
     async with connected(connect) as client:
+        attachments = await put(client, checked(session), attach) or None
         fields = {"author": author, "agent": agent, "model": model, "on_busy": on_busy}
-        posted = await post_text(client, checked(session), said, fields)
+        posted = await post_text(client, session, said, fields | {"context": context, "attachments": attachments})
         if not wait or "run" not in posted:
             print_json(posted) if json else print(f"{await _went(client, posted)} (#{posted['seq']})")
             return Exit.OK
@@ -334,7 +344,7 @@ def _outcome(event: Event) -> dict[str, Any]:
     return {"status": "cancelled", **said, "output": event.data.get("content", ""), "seq": event.seq}
 
 
-async def post_text(client: Client, session: str, text: str, fields: Mapping[str, str | None]) -> dict[str, Any]:
+async def post_text(client: Client, session: str, text: str, fields: Mapping[str, object]) -> dict[str, Any]:
     """Posts to the session, which is opened if it is not there (a child's, which nobody opens, must be)."""
     given = {name: value for name, value in fields.items() if value is not None}
     if may_open(session):

@@ -94,7 +94,7 @@ async def queue(session: str, *, json: bool = False, connect: Connect = HERE) ->
     if answer["active"]:
         console.print(f"in front: {answer['active']}", markup=False)
     for item in answer["items"]:
-        said = item["verb"] or _short(item["content"])
+        said = item["verb"] or _short(item)
         console.print(
             Text(f"{item['position']}. {item['waits']} for {item['run']}  {item['author']}: {show.printable(said)}"),
             soft_wrap=True,
@@ -126,6 +126,8 @@ def _item(console: Console, item: dict[str, Any]) -> None:
         case "message":
             text = "\n  ".join(part.get("text", "") for part in item["content"])
             _line(console, "▸", f"{item['author']}: {text}", "bold", item.get("run") or item.get("kind", ""), item)
+            for one in item.get("attachments", ()):
+                _line(console, "▫", show.attached(one), "", item.get("run") or "", item)
         case "reply":
             for mark, name, style in (("◇", "reasoning", "dim italic"), ("◆", "content", "")):
                 if item.get(name):
@@ -157,6 +159,7 @@ def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[:length] + " …"
 
 
-def _short(content: list[dict[str, Any]]) -> str:
-    said = " ".join(part.get("text", "") for part in content).replace("\n", " ")
-    return _cut(said, SHORT)
+def _short(item: dict[str, Any]) -> str:
+    said = " ".join(part.get("text", "") for part in item["content"]).replace("\n", " ")
+    names = ", ".join(one["name"] for one in item.get("attachments", ()))
+    return _cut(said, SHORT) + (f" [{names}]" if names else "")
