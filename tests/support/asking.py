@@ -4,10 +4,12 @@ Black box: knows the table of operations (where each one is found) and nothing e
 """
 
 import asyncio
+import base64
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
 
 import httpx
 
@@ -49,16 +51,22 @@ class OverHttp:
 
     async def ask(self, operation: str, /, *, key: str | None = None, **fields: Any) -> Answer:
         row = _BY_NAME[operation]
-        path = row.path.format_map(fields)
+        path = row.path.format_map({name: quote(str(value), safe="") for name, value in fields.items()})
         rest = {name: value for name, value in fields.items() if f"{{{name}}}" not in row.path}
         query = {name: rest.pop(name) for name in tuple(rest) if name in row.in_query}
         headers = {"Idempotency-Key": key} if key else {}
-        sent = rest if row.has_body else None
+        sent: dict[str, Any] = {"json": rest} if row.has_body else {}
+        if row.takes_bytes:
+            sent = {"content": base64.b64decode(rest["content"])}
+            headers["Content-Type"] = rest.get("media_type", "application/octet-stream")
         try:
-            answer = await self.http.request(row.method, path, params=query, json=sent, headers=headers)
+            answer = await self.http.request(row.method, path, params=query, headers=headers, **sent)
         except httpx.TransportError as error:
             raise NoAnswer(f"{operation} at {self.url}: {error!r}") from error
-        body = answer.json() if answer.content else {}
+        if row.gives_bytes and answer.is_success:
+            body = {"media_type": answer.headers["content-type"], "content": base64.b64encode(answer.content).decode()}
+        else:
+            body = answer.json() if answer.content else {}
         return Answer(answer.status_code, body, "idempotency-replayed" in answer.headers)
 
     async def close(self) -> None:
@@ -89,6 +97,14 @@ async def say(speaker: Speaker, session: str, text: str, **fields: Any) -> dict[
     """Posts a message, which must be taken."""
     answer = await speaker.ask("post_message", session=session, content=text, **fields)
     assert answer.status == 202, answer
+    return answer.body
+
+
+async def put(speaker: Speaker, session: str, name: str, data: bytes, media_type: str = "text/plain") -> dict[str, Any]:
+    """Puts an attachment into a session, which must take it."""
+    content = base64.b64encode(data).decode()
+    answer = await speaker.ask("put_attachment", session=session, name=name, content=content, media_type=media_type)
+    assert answer.status in (200, 201), answer
     return answer.body
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from tests.support.asking import Speaker, events, opened, outcome, say
+from tests.support.asking import Speaker, events, opened, outcome, put, say
 from tests.support.deployment import Deployment, Service, plan
 from tests.support.follower import following
 from tests.support.nats import free_ports, run_alone
@@ -66,6 +66,8 @@ async def assert_not_there(speaker: Speaker, session: str) -> None:
         "post_message": {"content": "late"},
         "update_session": {"title": "late"},
         "withdraw_message": {"message": "m1"},
+        "put_attachment": {"name": "late.txt", "content": "bGF0ZQ=="},
+        "get_attachment": {"name": "late.txt"},
     }
     for operation in OPERATIONS:
         if "{session}" in operation.path and operation.name not in ("delete_session", "read_receipt"):
@@ -380,10 +382,12 @@ class House:
         for operation in READS:
             asked: list[dict[str, Any]] = [{}]
             if "{session}" in operation.path:
-                asked = [{"session": name} for name in {*sessions, *(run.rpartition(".")[0] for run in but)}]
+                names = {*sessions, *(run.rpartition(".")[0] for run in but)}
+                asked = [{"session": name, "name": f"{word}.txt"} for name in names]
             elif "{run}" in operation.path:
                 asked = [{"run": name} for name in runs]
-            for fields in asked:
+            for given in asked:
+                fields = {name: value for name, value in given.items() if name in operation.fields}
                 answer = await speaker.ask(operation.name, **fields)
                 assert answer.status < 500, (operation.name, fields, answer)
                 if word in json.dumps(answer.body, ensure_ascii=False):
@@ -428,7 +432,10 @@ async def speak(house: House, session: str) -> list[str]:
     assert broker
     policy = {"preset": "workspace"}
     await opened(speaker, session, title=f"about {word}", metadata={"topic": word, word: 1}, policy=policy)
-    await say(speaker, session, f"[say {answer}] {word}", wait=30, author=f"user:{word}")
+    await put(speaker, session, f"{word} that nobody names", f"{word} ".encode() * 30_000)
+    await put(speaker, session, f"{word}.txt", f"{word} ".encode() * 30_000, f"text/plain; about={word}")
+    more = {"attachments": [f"{word}.txt"], "context": word, "author": f"user:{word}"}
+    await say(speaker, session, f"[say {answer}] {word}", wait=30, **more)
     tools = f'[tool count_words {{"text":"{word}"}}] [tool repeat {{"text":"{word} ","times":4000}}]'
     tools += f' [think {word}] [tool fail {{"message":"{word}"}}]'
     await say(speaker, session, f"{tools} {word} [then] [think {answer}] [say {answer}]", wait=30)
@@ -461,7 +468,7 @@ def stores(house: House, word: str) -> set[str]:
 async def test_s59_a45_nothing_that_was_said_is_left(house: House, session: str) -> None:
     await speak(house, session)
     word, answer = words_of(session)
-    before = {"SESSIONS", "OBJ_blobs", "REFUSED"}
+    before = {"SESSIONS", "OBJ_blobs", "KV_attachments", "REFUSED"}
     assert stores(house, word) >= before and any("views.db" in name for name in stores(house, answer))
     assert await delete(house.speaker, session, mode="erase", active="cancel", wait=60) == 204
     await house.until_nowhere(word)

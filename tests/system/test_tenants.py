@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from nats.errors import NoRespondersError
-from tests.support.asking import OverHttp, opened, outcome, say
+from tests.support.asking import OverHttp, opened, outcome, put, say
 from tests.support.deployment import Deployment, plan
 from tests.support.follower import Follower, following
 from tests.support.production import SECRETS, Production, Program
@@ -20,6 +20,7 @@ from turnstream_api.operations import OPERATIONS
 pytestmark = pytest.mark.system
 
 SESSION, SECRET = "hush-hush", "psst"
+ATTACHED = {"post_message": {"attachments": [f"{SECRET}.txt"]}}
 """One tenant's session, and what is said in it."""
 
 
@@ -70,8 +71,9 @@ async def test_a60_tenants_have_nothing_of_each_other(secured: Deployment) -> No
     try:
         # The owner's conversation: over HTTP, over NATS, through the inbox.
         await opened(owner, SESSION, title=SECRET, policy={"on_busy": "queue"})
+        await put(owner, SESSION, f"{SECRET}.txt", SECRET.encode())
         async with following(SESSION, secured.urls[0], headers=owner.headers) as follower:
-            await say(owner, SESSION, "[slow 5 20ms]")
+            await say(owner, SESSION, "[slow 5 20ms]", attachments=[f"{SECRET}.txt"])
             await mine.nc.request("ts.inbox.default.hush-hush", b"echo psst, from a program", timeout=10)
             await ask(mine, "default", "post_message", session=SESSION, content="echo psst over NATS")
             for n in (1, 2, 3):
@@ -103,7 +105,7 @@ async def nothing_over_http(secured: Deployment, rival: OverHttp) -> None:
     """Whatever it asks, by every operation there is."""
     for operation in OPERATIONS:
         fields = {"session": SESSION, "run": f"{SESSION}.1", "message": "m1", "request": f"{SESSION}.1.q1"}
-        path = operation.path.format_map(fields)
+        path = operation.path.format_map(fields | {"name": f"{SECRET}.txt"})
         body = {"content": "x", "title": "x", "reason": "x", "answer": "x"}
         given = {name: body[name] for name in body if name in operation.in_body}
         if "answer" in given:
@@ -132,6 +134,9 @@ async def nothing_over_nats(theirs: Program) -> None:
     """Neither by its own subjects nor by the owner's."""
     for operation in ("get_session", "read_events", "read_history", "read_queue"):
         assert (await ask(theirs, "rival", operation, session=SESSION))["code"] == "not_found"
+    named = {"session": SESSION, "name": f"{SECRET}.txt"}
+    assert (await ask(theirs, "rival", "get_attachment", **named))["code"] == "not_found"
+    assert (await ask(theirs, "rival", "put_attachment", content="eA==", **named))["code"] == "not_found"
     assert (await ask(theirs, "rival", "cancel_run", run=f"{SESSION}.1"))["code"] == "not_found"
     assert (await ask(theirs, "rival", "list_sessions"))["items"] == []
     refusals = 0
@@ -156,5 +161,8 @@ async def own_session_of_that_name(secured: Deployment, rival: OverHttp, theirs:
         assert [record["source"] for record in own.records] == [f"/rival/sessions/{SESSION}"] * 4
         await eventually(lambda: of_feed(theirs) == own.ids)
     assert (await outcome(rival, f"{SESSION}.1"))["output"] == "ours"
+    for operation, given in (("get_attachment", {"name": f"{SECRET}.txt"}), ("post_message", {"content": "x"})):
+        answer = await rival.ask(operation, session=SESSION, **given, **ATTACHED.get(operation, {}))
+        assert answer.status in (404, 422), (operation, answer)
     assert (await rival.ask("get_run", run=f"{SESSION}.2")).status == 404
     assert follower.events == before
