@@ -25,7 +25,9 @@ ABOUT: Final[Mapping[str, str]] = {
     " `run_waiting`), `queue` and `parallel` are as above",
     "on_message.approval": "a message while an approval is open: `reject` refuses it (409 `run_waiting`), `decline`"
     " makes it the reason of a denial, `parallel` starts a run beside it",
-    "on_message.parked": "a message while a run waits for other agents: that is not in this release",
+    "on_message.parked": "a message while a run waits for its sub-agents alone (it is not live, and asks nobody):"
+    " `interleave` starts a run at once, and the one that waits goes on behind it, `queue` lets the message wait for"
+    " that, `reject` refuses it (409 `run_active`)",
     "authors": "`mixed`: a run takes the messages of everybody, and the model is shown who says what; `single`: only of"
     " the author whose message started it, and others wait for their turn",
     "starters": "whose messages may start a run: of `any`, of `people` (`user:…`), or of a list of authors; another's"
@@ -40,12 +42,14 @@ ABOUT: Final[Mapping[str, str]] = {
     "history.window": "`fit`, the newest that the model can take, is not in this release: all of it is sent",
     "history.compaction": "`on`, a summary of what is old, is not in this release",
     "empty": "a model that says nothing at all: the run fails (`empty_reply`), or completes with a `note`",
-    "clock": "the run's time-out while it waits for a person: it stands (`running`), or goes on (`wall`)",
+    "clock": "the run's time-out while it waits for a person: it stands (`running`), or goes on (`wall`), as it does"
+    " while the run waits for its sub-agents alone",
     "titles": "`derived` from the first message; `derived_then_agent`: that, until the agent's model has found a better"
     " one, behind the first turn; `client`: what a client gives; `none`: none. What a person gives stays under each",
     "delete.mode": "what goes with a deleted session: `erase`, everything; `detach`, all but its runs, which stay"
     " readable by themselves",
-    "delete.active": "deleting a session in which a run is live: `reject` (409 `run_active`), or `cancel` the run",
+    "delete.active": "deleting a session in which a run has not ended: `reject` (409 `run_active`), or `cancel` the"
+    " run",
 }
 """Every field of a policy, for people."""
 
@@ -83,12 +87,8 @@ OnBusy = Annotated[
         extra_json_schema={"enum": list(CHOICES["on_busy"])},
     ),
 ]
-_NEAREST: Final[Mapping[str, str | None]] = {
-    "on_message.parked": None,
-    "history.window": "all",
-    "history.compaction": "off",
-}
-"""What is done instead where a preset has a value that this release does not offer; None: there is no such case."""
+_NEAREST: Final[Mapping[str, str]] = {"history.window": "all", "history.compaction": "off"}
+"""What is done instead where a preset has a value that this release does not offer."""
 
 
 def given(policy: dict[str, object] | None) -> PolicyData | None:

@@ -125,9 +125,11 @@ class Delegation:
         except Rejected:  # somebody else has opened it, and more has happened since
             return await persist(lambda: self._equipment.sessions.load(key))
 
-    async def detach(self, effect: Detach) -> ToolReturned:
-        """The child goes on by itself; the call returns its name."""
-        child = next(child for child in self._ledger.session.children if child.call_id == effect.call.id)
+    async def detach(self, effect: Detach) -> ToolReturned | None:
+        """The child goes on by itself; the call returns its name. None: it has ended meanwhile."""
+        child = self._ledger.session.child(effect.run, effect.call.child)
+        if child is None:
+            return None
         await self.open(child)
         output = msgspec.json.encode({"status": "running", "session": child.session}).decode()
         return ToolReturned(run=effect.run, attempt=effect.attempt, call_id=effect.call.id, status="ok", output=output)

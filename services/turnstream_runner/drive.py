@@ -390,7 +390,8 @@ class Drive:
                 if child := self._session.child(effect.run, effect.k):  # it need not wait until the run does
                     await self._delegation.open(child)
             case Detach():
-                await self._record(effect.key, await self._delegation.detach(effect))
+                if fact := await self._delegation.detach(effect):
+                    await self._record(effect.key, fact)
             case Settle():
                 fact = ToolReturned(
                     run=effect.run,

@@ -11,20 +11,24 @@ import msgspec
 
 from turnstream.ids import SessionKey, derive
 from turnstream.session.commands import (
+    Act,
     AnswerRequest,
     CancelRun,
     Command,
     DeleteSession,
+    EndChild,
     EraseSession,
     ExpireRequest,
     OpenSession,
     Origin,
     PostMessage,
     RecordFact,
+    ReportRun,
     RetrySession,
     RunFact,
     StartRun,
     TakeOver,
+    TitleSession,
     UpdateSession,
     WithdrawMessage,
 )
@@ -33,10 +37,13 @@ from turnstream.session.decision import Decision
 from turnstream.session.errors import Rejected
 from turnstream.session.events import (
     NO_POLICY,
+    UPDATE_PLAN,
     Answered,
     Answers,
     Ask,
     Attachment,
+    ChildEnded,
+    ChildStarted,
     Error,
     Event,
     Fact,
@@ -45,8 +52,12 @@ from turnstream.session.events import (
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
+    OnMessageData,
     Opens,
+    Parent,
     Part,
+    PlanChanged,
+    PlanItem,
     PolicyData,
     Queued,
     Recorded,
@@ -55,6 +66,7 @@ from turnstream.session.events import (
     RunCancelRequested,
     RunEnded,
     RunReleased,
+    RunReported,
     RunRequested,
     RunStarted,
     RunSteered,
@@ -62,6 +74,7 @@ from turnstream.session.events import (
     SessionDeleted,
     SessionErased,
     SessionOpened,
+    SessionUpdated,
     Spec,
     Starts,
     Steers,
@@ -89,6 +102,12 @@ AGENTS = {
 }
 QUEUE = PolicyData(on_busy="queue")
 REJECT = PolicyData(on_busy="reject")
+INTERLEAVE = PolicyData(on_message=OnMessageData(parked="interleave"))
+PARENT = Parent(session="s0", run=3, call_id="a", k=1)
+ADD = '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"],"additionalProperties":false}'
+TOOLS = {"default": {"add": ADD, "update_plan": ""}, "poet": {"rhyme": ""}}
+"""Those that a person may call."""
+CALL = ToolCall(id="action", name="add", arguments='{"a":1}')
 NOTHING = None
 """What `decide` answers where the session says so already."""
 
@@ -173,6 +192,17 @@ def requested(run: int, *messages: str, retry_of: int, by: Spec | None = None) -
     return RunRequested(run=run, spec=by or spec(), message_ids=messages, retry_of=retry_of)
 
 
+def acted(run: int, *, policy: PolicyData = NO_POLICY, waits: bool = False, author: str = ANN) -> RunRequested:
+    """A person calls a tool."""
+    return RunRequested(run=run, spec=spec(policy=policy), trigger="action", action=CALL, author=author, queued=waits)
+
+
+def began(run: int, attempt: int = 1) -> RunStarted:
+    """A start of an action."""
+    trigger = "action" if attempt == 1 else "recovery"
+    return RunStarted(run=run, attempt=attempt, runner=RUNNER, wake=WAKE, trigger=trigger)
+
+
 def released(run: int, attempt: int = 1) -> RunReleased:
     return RunReleased(run=run, attempt=attempt)
 
@@ -215,6 +245,41 @@ def tool_started(run: int, call: str, attempt: int = 1) -> ToolStarted:
 
 def returned(run: int, call: str, attempt: int = 1, status: Any = "ok", **fields: Any) -> ToolReturned:
     return ToolReturned(run=run, attempt=attempt, call_id=call, status=status, **fields)
+
+
+def child(k: int, call: str, run: int = 1, *, wait: bool = True, attempt: int = 1, by: str = "poet") -> ChildStarted:
+    name = f"s1--{run}-{k}"
+    return ChildStarted(run=run, attempt=attempt, call_id=call, k=k, child_session=name, wait=wait, spec=AGENTS[by])
+
+
+def came_out(k: int, call: str, run: int = 1, status: Any = "completed", **fields: Any) -> ChildEnded:
+    return ChildEnded(run=run, call_id=call, k=k, status=status, **fields)
+
+
+def brief(*, by: Spec | None = None, parent: Parent = PARENT, **opens: Any) -> MessagePosted:
+    """What opens the session of a child."""
+    return posted("brief", 1, author="agent:boss", by=by, opens=Opens(parent=parent, **opens))
+
+
+def reported(told: bool = True) -> RunReported:
+    return RunReported(run=1, told=told)
+
+
+def noted(run: int, call: str, *texts: str, attempt: int = 1) -> PlanChanged:
+    """The checklist is these items."""
+    items = tuple(PlanItem(id=str(n), text=text) for n, text in enumerate(texts, 1))
+    return PlanChanged(run=run, attempt=attempt, call_id=call, items=items)
+
+
+def keeps(run: int, step: int, call: str, attempt: int = 1) -> ModelReplied:
+    """A reply that changes the checklist."""
+    calls = (ToolCall(id=call, name=UPDATE_PLAN, arguments="{}"),)
+    return ModelReplied(run=run, attempt=attempt, step=step, tool_calls=calls)
+
+
+def titled(text: str | None, source: Any = "agent") -> SessionUpdated:
+    """None: there is no title."""
+    return SessionUpdated(title=title(text, source)) if text else SessionUpdated(untitled=True)
 
 
 def cancel_requested(run: int, by: str = ANN) -> RunCancelRequested:
@@ -289,6 +354,23 @@ def expire(run: int, k: int = 1, *, now: int) -> ExpireRequest:
 
 def retry() -> RetrySession:
     return RetrySession(origin=origin("retry"), specs=AGENTS)
+
+
+def act(name: str = "add", arguments: str = '{"a":1}', *, author: str = ANN, what: str = "act") -> Act:
+    action = ToolCall(id="action", name=name, arguments=arguments)
+    return Act(origin=origin(what), action=action, author=author, specs=AGENTS, tools=TOOLS)
+
+
+def tell(ended: ChildEnded) -> EndChild:
+    return EndChild(origin=origin(f"tell {ended.run} {ended.k}", actor=RUNNER), ended=ended)
+
+
+def report(told: bool = True) -> ReportRun:
+    return ReportRun(origin=origin("report", actor=RUNNER), run=1, told=told)
+
+
+def entitle(text: str | None) -> TitleSession:
+    return TitleSession(origin=origin("entitle", actor=RUNNER), text=text)
 
 
 def delete(**fields: Any) -> DeleteSession:

@@ -5,15 +5,15 @@ from typing import Literal
 import msgspec
 import pytest
 from tests.core.scenario import (
-    AGENTS,
-    ANN,
     KEY,
     NOTHING,
     REJECT,
-    WAKE,
     Given,
+    act,
+    acted,
     ask,
     asks,
+    began,
     cancel,
     cancel_requested,
     deleted,
@@ -22,7 +22,6 @@ from tests.core.scenario import (
     event_of,
     given,
     opened,
-    origin,
     post,
     posted,
     queued,
@@ -39,15 +38,10 @@ from tests.core.scenario import (
     with_origin,
 )
 
-from turnstream.session.commands import Act
 from turnstream.session.events import (
-    NO_POLICY,
     ChildStarted,
     OnMessageData,
-    PolicyData,
     Recorded,
-    RunRequested,
-    RunStarted,
     ToolCall,
 )
 from turnstream.session.fold import evolve
@@ -58,23 +52,6 @@ from turnstream.session.routing import WAITING_MAX
 from turnstream.session.state import Session
 
 Parked = Literal["interleave", "queue", "reject"]
-ADD = '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"],"additionalProperties":false}'
-TOOLS = {"default": {"add": ADD, "update_plan": ""}, "poet": {"rhyme": ""}}
-CALL = ToolCall(id="action", name="add", arguments='{"a":1}')
-
-
-def act(name: str = "add", arguments: str = '{"a":1}', *, author: str = ANN, what: str = "act") -> Act:
-    action = ToolCall(id="action", name=name, arguments=arguments)
-    return Act(origin=origin(what), action=action, author=author, specs=AGENTS, tools=TOOLS)
-
-
-def acted(run: int, *, policy: PolicyData = NO_POLICY, waits: bool = False, author: str = ANN) -> RunRequested:
-    return RunRequested(run=run, spec=spec(policy=policy), trigger="action", action=CALL, author=author, queued=waits)
-
-
-def began(run: int, attempt: int = 1) -> RunStarted:
-    trigger = "action" if attempt == 1 else "recovery"
-    return RunStarted(run=run, attempt=attempt, runner="runner:one", wake=WAKE, trigger=trigger)
 
 
 def opened_with(**policy: object) -> Given:

@@ -26,34 +26,38 @@ from tests.core.scenario import (
     with_origin,
     withdraw,
 )
-from tests.core.world import ASKED, SPECS, World, Writer, due
+from tests.core.world import DONE, ENDS, FAILS, FITS, SPECS, World, Writer, call_of, due
 
-from turnstream.session import snapshot
-from turnstream.session.commands import Command, RecordFact, RunFact, StartRun, TakeOver
-from turnstream.session.decision import Decision
+from turnstream.session import commands, snapshot
+from turnstream.session.commands import Command, EndChild, RecordFact, RunFact, StartRun, TakeOver
+from turnstream.session.decision import Decision, deadline, expiry
 from turnstream.session.events import (
     Ask,
+    ChildEnded,
+    ChildStarted,
     DeleteData,
     Error,
     ModelReplied,
     OnMessageData,
     Opens,
+    Parent,
+    PlanChanged,
     PolicyData,
     RunEnded,
     RunReleased,
     RunStarted,
     RunSteered,
     RunWaiting,
-    ToolCall,
     ToolReturned,
     ToolStarted,
     Wake,
 )
 from turnstream.session.fold import fold
-from turnstream.session.plan import plan
+from turnstream.session.plan import BetweenEffect, CancelChild, Drive, TellParent, plan
 from turnstream.session.state import Run, Session, request_id
 
 T = TypeVar("T")
+NOWHERE = Wake(work=0, cause=0, delivery=0)
 NOBODY = Run(n=1, spec=SPECS["default"], message_ids=("m1",), author="user:ann", requested_seq=1, requested_at=1)
 POLICIES = [
     PolicyData(on_busy="queue"),
@@ -66,7 +70,18 @@ POLICIES = [
     PolicyData(on_busy="interrupt", on_message=OnMessageData(question="queue", approval="decline")),
     PolicyData(on_busy="steer", on_message=OnMessageData(question="parallel"), delete=DeleteData(active="cancel")),
     PolicyData(on_busy="steer", on_message=OnMessageData(question="reject", approval="parallel"), recovery="fail"),
+    PolicyData(on_busy="queue", on_message=OnMessageData(parked="queue"), delete=DeleteData(active="cancel")),
+    PolicyData(on_busy="interrupt", on_message=OnMessageData(parked="interleave"), titles="derived"),
 ]
+ORIGINS = [
+    None,
+    None,
+    Parent(session="s0", run=3, call_id="a", k=1),
+    Parent(session="s0", run=3, call_id="a", k=1, schema={"type": "array"}),
+]
+"""Who may have had a session opened: a client, or a run of another session."""
+WORK = [0, 1, 1, 2, 3, 4, 4, 5, 6, 6, 7, DONE, DONE, DONE, DONE, FITS, FITS, FAILS]
+"""What may come of an effect."""
 
 
 class Dice:
@@ -115,7 +130,7 @@ class Players:
         self._ask(writer, cancel(dice.of([*live, *live, 1, 2, 99]), disconnected=dice.of([True, False])), dice)
 
     def answer(self, writer: Writer, dice: Dice) -> None:
-        asked = [(run.n, request) for run in self.world.truth.runs for request in run.requests]
+        asked = [(run.n, request) for run in self.world.truth.runs for request in run.for_people]
         run, request = dice.of(asked) if asked and dice.of([1, 1, 1, 0]) else (dice.of([1, 2, 99]), None)
         k = request.k if request else dice.of([None, 1, 2])
         fits = {"answer": "yes"} if request and request.kind == "question" else {"approved": dice.of([True, False])}
@@ -125,6 +140,19 @@ class Players:
 
     def retry(self, writer: Writer, dice: Dice) -> None:
         self._ask(writer, retry(), dice)
+
+    def act(self, writer: Writer, dice: Dice) -> None:
+        action, author = call_of(dice.of(["t1", "t1", "c1", "p1", "k1", "q1"])), dice.of(["user:ann", "client:bot"])
+        tools = dict.fromkeys(SPECS, {action.name: ""})
+        command = commands.Act(origin=origin("act"), action=action, author=author, specs=SPECS, tools=tools)
+        self._ask(writer, command, dice)
+
+    def end_child(self, writer: Writer, dice: Dice) -> None:
+        """It tells its parent, again too, and whatever has become of that."""
+        born = [child for child in self.world.children.values() if child.opened]
+        if born:
+            child = dice.of([*born, *[child for child in born if not child.told] * 3])
+            self.world.end_child(writer, child, dice.of(ENDS), key=dice.of([True, False]))
 
     def change_policy(self, writer: Writer, dice: Dice) -> None:
         self._ask(writer, update(policy=dice.of(POLICIES)), dice)
@@ -158,17 +186,18 @@ class Players:
 
     def _work(self, writer: Writer, dice: Dice) -> None:
         assert writer.drive
-        effects = plan(writer.session, self.world.now, writer.drive)
+        effects = writer.plan(self.world.now)
         if not effects:
             self.world.catch_up(writer)
-            effects = plan(writer.session, self.world.now, writer.drive)
+            effects = writer.plan(self.world.now)
         if not effects:
-            assert not due(writer.session, self.world.now, writer.drive)
+            assert not due(writer.session, self.world.now, writer.drive, writer.done)
             self.world.finish(writer)
             return
         effect, fresh = dice.of(effects), writer.session.seq == self.world.last
-        answer = self.world.perform(writer, effect, choice=dice.of([0, 1, 1, 2, 3, 4, 4, 4, 5]))
-        assert isinstance(answer, Decision) or not fresh, f"{effect} is planned and refused: {answer!r}"
+        answer = self.world.perform(writer, effect, choice=dice.of(WORK))
+        stored = isinstance(answer, Decision) or isinstance(effect, BetweenEffect)
+        assert stored or not fresh, f"{effect} is planned and refused: {answer!r}"
 
     def give_back(self, writer: Writer, dice: Dice) -> None:
         drive, session = writer.drive, writer.session
@@ -186,8 +215,7 @@ class Players:
             dice.of(held).free = True
 
     def die(self, writer: Writer, dice: Dice) -> None:
-        if writer.wake_up:
-            writer.wake_up.free = True
+        self.world.die(writer)
         self.writers[self.writers.index(writer)] = Writer(writer.name)
 
     def tick(self, writer: Writer, dice: Dice) -> None:
@@ -206,7 +234,10 @@ class Players:
     def claim(self, writer: Writer, dice: Dice) -> None:
         fact = claim(self.world.truth, dice)
         words = origin(self.world.name("claim"))
-        if isinstance(fact, RunStarted):
+        if isinstance(fact, ChildEnded):
+            if isinstance(self.world.handle(writer, EndChild(origin=words, ended=fact)), Decision):
+                self.world.children[fact.run, fact.k].status = fact.status
+        elif isinstance(fact, RunStarted):
             gone = frozenset({dice.of([1, 2, 3]), dice.of([4, 5, 6])})
             self.world.handle(writer, StartRun(origin=words, started=fact, gone=gone))
         else:
@@ -214,16 +245,31 @@ class Players:
             self.world.handle(writer, RecordFact(origin=words, fact=fact, takes_over=dice.of([None, by])))
 
 
+CLAIMS = [
+    ModelReplied,
+    ToolStarted,
+    ToolReturned,
+    ChildStarted,
+    PlanChanged,
+    RunReleased,
+    RunSteered,
+    RunWaiting,
+    RunEnded,
+    RunStarted,
+    ChildEnded,
+]
+
+
 def wake_of(dice: Dice) -> Wake:
     return Wake(work=dice.of([1, 2, 3]), cause=dice.of([1, 5, 9]), delivery=dice.of([1, 2, 3]))
 
 
-def claim(session: Session, dice: Dice) -> RunFact | RunStarted:
+def claim(session: Session, dice: Dice) -> RunFact | RunStarted | ChildEnded:
     """What somebody might say of a run: not far from what is so, and mostly untrue."""
     run = dice.of(session.runs or [NOBODY])
     n, attempt = dice.of([run.n, run.n, run.n, run.n + 1, 1]), run.attempt + dice.of([0, 0, 0, -1, 1])
     call = dice.of([call.id for call in run.open_calls] or ["c0", "c1"])
-    match dice.of([ModelReplied, ToolStarted, ToolReturned, RunReleased, RunSteered, RunWaiting, RunEnded, RunStarted]):
+    match dice.of(CLAIMS):
         case kind if kind is RunEnded:
             status = dice.of(["completed", "failed", "failed", "failed", "cancelled", "timed_out"])
             code = dice.of([None, "interrupted", "max_attempts_exceeded"]) if status == "failed" else None
@@ -232,14 +278,25 @@ def claim(session: Session, dice: Dice) -> RunFact | RunStarted:
         case kind if kind is RunReleased:
             return RunReleased(run=n, attempt=attempt)
         case kind if kind is ModelReplied:
-            names = [f"{dice.of(['c', 'q', 'a'])}{i}" for i in range(dice.of([0, 1, 2]))]
-            calls = tuple([ToolCall(id=name, name="look", arguments="{}", asks=ASKED.get(name[0])) for name in names])
+            names = [f"{dice.of(['c', 'q', 'a', 'k', 'd', 'p'])}{i}" for i in range(dice.of([0, 1, 2]))]
+            calls = tuple([call_of(name) for name in names])
             return ModelReplied(run=n, attempt=attempt, step=run.steps + dice.of([1, 1, 0, 2]), tool_calls=calls)
         case kind if kind is ToolStarted:
             return ToolStarted(run=n, attempt=attempt, call_id=call)
         case kind if kind is ToolReturned:
             status = dice.of(["ok", "error", "denied", "uncertain"])
             return ToolReturned(run=n, attempt=attempt, call_id=call, status=status)
+        case kind if kind is ChildStarted:
+            k = run.children + dice.of([1, 1, 0, 2, 9])
+            name = session.key.child(n, k).session
+            spec = SPECS["poet"]
+            return ChildStarted(
+                run=n, attempt=attempt, call_id=call, k=k, child_session=name, wait=dice.of([True, False]), spec=spec
+            )
+        case kind if kind is ChildEnded:
+            return ChildEnded(run=n, call_id=call, k=dice.of([1, 2, 3]), status=dice.of(ENDS))
+        case kind if kind is PlanChanged:
+            return PlanChanged(run=n, attempt=attempt, call_id=call, items=())
         case kind if kind is RunSteered:
             names = dice.of([run.steering, run.steering[1:], run.message_ids])
             return RunSteered(run=n, attempt=attempt, message_ids=names)
@@ -266,6 +323,8 @@ FAIR: list[Act] = [
     *[Players.deliver] * 5,
     *[Players.post_another] * 4,
     *[Players.answer] * 2,
+    *[Players.end_child] * 2,
+    Players.act,
     Players.post,
     Players.withdraw,
     Players.cancel,
@@ -289,10 +348,12 @@ def stories(acts: list[Act]) -> st.SearchStrategy[list[tuple[Act, int, int]]]:
     return st.lists(step, min_size=30, max_size=90)
 
 
-def play(story: list[tuple[Act, int, int]], policy: PolicyData) -> World:
+def play(story: list[tuple[Act, int, int]], policy: PolicyData, parent: Parent | None = None) -> World:
     world = World()
     players = Players(world)
-    world.handle(players.writers[0], open_session(policy=policy))
+    opens = Opens(policy=policy, parent=parent)
+    brief = post("brief", "maybe", author="agent:boss", opens=opens, specs=SPECS)
+    world.handle(players.writers[0], brief if parent else open_session(policy=policy))
     for act, who, number in story:
         note(f"{act.__name__} by {players.writers[who].name}")
         act(players, players.writers[who], Dice(number))
@@ -307,7 +368,12 @@ def check(world: World) -> None:
     truth, auditor = world.truth, world.auditor
     assert [run.n for run in truth.runs] == auditor.line
     assert {run.n for run in truth.runs if run.status == "running"} == auditor.running
+    assert {run.n for run in truth.runs if run.status == "waiting"} == auditor.waiting
+    assert {run.n for run in truth.runs if run.parked} == {
+        run for run in auditor.line if auditor.parks(run)
+    } | auditor.resumed
     assert {run.n for run in truth.runs if run.cancel} == set(auditor.cancelled) & auditor.live
+    assert [run.n for run in truth.live] == auditor.busy
     assert bool(truth.deleted) == auditor.deleted
     for run in truth.runs:
         assert {call.id for call in run.open_calls} == auditor.open.get(run.n, set())
@@ -315,37 +381,73 @@ def check(world: World) -> None:
         assert names == [name for name, asked in auditor.requests.items() if asked[0] == run.n]
         waits = [] if run.taken or run.trigger == "retry" else list(run.message_ids)
         assert {*waits, *run.steering} == {name for name, n in auditor.waits.items() if n == run.n}
+        assert run.usage == auditor.usage[run.n]
+    if not (truth.deleted and truth.deleted.erased):
+        check_the_family(world)
+    check_the_timers(world)
+
+
+def check_the_family(world: World) -> None:
+    """Nobody is left alone, and nobody uninformed: until that is done it is anybody's to do."""
+    truth, auditor = world.truth, world.auditor
+    assert {(child.run, child.k) for child in truth.children} == set(auditor.children)
+    planned = plan(truth, world.now, Drive(runner="anybody", nonce="x", queue="?", wake=NOWHERE))
+    cancels = {(effect.run, effect.child.k) for effect in planned if isinstance(effect, CancelChild)}
+    assert cancels == {name for name in auditor.children if name in auditor.doomed}
+    tells = [effect.parent for effect in planned if isinstance(effect, TellParent)]
+    assert tells == ([auditor.parent] if auditor.reported is False else [])
+    assert auditor.reported is not True or world.parent_told
+
+
+def check_the_timers(world: World) -> None:
+    """What falls due is what was said to, and nothing else."""
+    runs = world.truth.runs
+    wanted = {(deadline(run), run.deadline) for run in runs if run.deadline is not None}
+    wanted |= {
+        (expiry(run.n, one.k), one.expires_at) for run in runs for one in run.requests if one.expires_at is not None
+    }
+    assert {(due.what, at) for at, due, _ in world.timers} == {one for one in wanted if one not in world.fired}
 
 
 def check_the_end(world: World) -> None:
     check(world)
-    assert world.truth.runs == (), "a run that nobody was woken for"
-    assert world.truth.deleted is None or world.truth.deleted.erased, "a deletion that nobody was woken for"
+    truth = world.truth
+    assert truth.runs == (), "a run that nobody was woken for"
+    assert truth.deleted is None or truth.deleted.erased, "a deletion that nobody was woken for"
+    assert truth.children == (), "a child that nobody was woken for"
+    assert not truth.unreported, "a parent that was not told"
     assert not world.auditor.waits, "a message that nothing became of"
+    assert all(child.status for child in world.children.values()), "a child that does not end"
+    if world.auditor.reported is not None:
+        assert world.parent_told
     posted = world.auditor.fate
     assert set(posted.values()) <= {"taken", "settled", "answered", "none"}
 
 
 @settings(max_examples=150)
-@for_all(stories(FAIR), st.sampled_from(POLICIES))
-def test_every_run_ends_and_nobody_need_sweep(story: list[tuple[Act, int, int]], policy: PolicyData) -> None:
-    """The events name all whom to wake: as long as no wake-up is lost and every question is answered, no timer and no
-    sweep is needed to end every run."""
-    world = play(story, policy)
+@for_all(stories(FAIR), st.sampled_from(POLICIES), st.sampled_from(ORIGINS))
+def test_every_run_ends_and_nobody_need_sweep(
+    story: list[tuple[Act, int, int]], policy: PolicyData, parent: Parent | None
+) -> None:
+    """The events name all whom to wake: as long as no wake-up is lost, every question is answered and every child
+    ends, no timer and no sweep is needed to end every run, to end every child that nobody waits for, and to tell the
+    parent."""
+    world = play(story, policy, parent)
     world.run_to_the_end(timers=False)
     check_the_end(world)
 
 
 @settings(max_examples=100)
-@for_all(stories(FOUL), st.sampled_from(POLICIES))
+@for_all(stories(FOUL), st.sampled_from(POLICIES), st.sampled_from(ORIGINS))
 def test_every_run_ends_whatever_is_lost_and_whoever_lies(
-    story: list[tuple[Act, int, int]], policy: PolicyData
+    story: list[tuple[Act, int, int]], policy: PolicyData, parent: Parent | None
 ) -> None:
-    world = play(story, policy)
+    world = play(story, policy, parent)
     world.run_to_the_end()
     for _ in range(20):
         truth = world.truth
-        queues = {run.spec.queue for run in truth.runs} | ({truth.last_queue} if truth.deleted else set())
+        looks_after = truth.deleted or truth.unreported or any(child.cancel for child in truth.children)
+        queues = {run.spec.queue for run in truth.runs} | ({truth.last_queue} if looks_after else set())
         for queue in sorted(queues):
             world.wake(queue, world.last)  # what the sweep does
             world.run_to_the_end()
@@ -353,21 +455,21 @@ def test_every_run_ends_whatever_is_lost_and_whoever_lies(
 
 
 @settings(max_examples=40)
-@for_all(stories(FOUL), st.sampled_from(POLICIES), st.data())
+@for_all(stories(FOUL), st.sampled_from(POLICIES), st.sampled_from(ORIGINS), st.data())
 def test_any_prefix_and_the_rest_fold_to_the_same(
-    story: list[tuple[Act, int, int]], policy: PolicyData, data: st.DataObject
+    story: list[tuple[Act, int, int]], policy: PolicyData, parent: Parent | None, data: st.DataObject
 ) -> None:
-    log = play(story, policy).log
+    log = play(story, policy, parent).log
     middle = data.draw(st.integers(0, len(log)))
     assert fold(fold(Session(key=KEY), log[:middle]), log[middle:]) == fold(Session(key=KEY), log)
 
 
 @settings(max_examples=60)
-@for_all(stories(FOUL), st.sampled_from(POLICIES), st.data())
+@for_all(stories(FOUL), st.sampled_from(POLICIES), st.sampled_from(ORIGINS), st.data())
 def test_a_snapshot_of_any_prefix_and_the_rest_fold_to_the_same(
-    story: list[tuple[Act, int, int]], policy: PolicyData, data: st.DataObject
+    story: list[tuple[Act, int, int]], policy: PolicyData, parent: Parent | None, data: st.DataObject
 ) -> None:
-    log = play(story, policy).log
+    log = play(story, policy, parent).log
     middle = data.draw(st.integers(1, len(log)))
     stored = snapshot.encode(fold(Session(key=KEY), log[:middle]), log[middle - 1])
     found = snapshot.decode(stored, KEY)
@@ -376,11 +478,16 @@ def test_a_snapshot_of_any_prefix_and_the_rest_fold_to_the_same(
 
 
 @settings(max_examples=40)
-@for_all(stories(FAIR), st.sampled_from(POLICIES))
-def test_a_folded_session_stays_small(story: list[tuple[Act, int, int]], policy: PolicyData) -> None:
+@for_all(stories(FAIR), st.sampled_from(POLICIES), st.sampled_from(ORIGINS))
+def test_a_folded_session_stays_small(
+    story: list[tuple[Act, int, int]], policy: PolicyData, parent: Parent | None
+) -> None:
     """Nothing that was said is in it but what an open request needs to judge an answer."""
-    world = play(story, policy)
+    world = play(story, policy, parent)
     for run in world.truth.runs:
-        assert len(run.requests) <= len(run.open_calls) <= 3
+        assert len(run.requests) <= len(run.open_calls) <= 4
         assert run.status == "waiting" or not run.requests
+    alive = {(child.run, child.k) for child in world.truth.children}
+    assert len(alive) == len(world.truth.children)
+    assert dict(world.truth.delegated) == world.auditor.born or world.auditor.deleted
     assert "maybe" not in repr(world.truth)

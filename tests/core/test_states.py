@@ -11,17 +11,21 @@ import pytest
 from tests.core.scenario import (
     WAKE,
     Given,
+    act,
     answer,
     answered,
     answers,
     approve,
     ask,
     asks,
+    came_out,
     cancel,
     cancel_requested,
+    child,
     delete,
     deleted,
     ended,
+    entitle,
     erase,
     erased,
     event_of,
@@ -29,7 +33,9 @@ from tests.core.scenario import (
     expired,
     given,
     handover,
+    keeps,
     left_over,
+    noted,
     notice,
     opened,
     post,
@@ -39,6 +45,8 @@ from tests.core.scenario import (
     record_as,
     released,
     replied,
+    report,
+    reported,
     requested,
     resumed,
     retry,
@@ -47,6 +55,7 @@ from tests.core.scenario import (
     started,
     steered,
     steers,
+    tell,
     tool_started,
     waiting,
     withdraw,
@@ -56,11 +65,13 @@ from tests.core.scenario import (
 from turnstream.session.commands import Command
 from turnstream.session.decision import Decision
 from turnstream.session.events import (
+    ChildStarted,
     DeleteData,
     EndStatus,
     Fact,
     ModelReplied,
     OnMessageData,
+    PlanChanged,
     PolicyData,
     RunEnded,
     RunReleased,
@@ -91,6 +102,9 @@ CALLING = (*RUNNING, replied(1, 1, "a"))
 ASKING = (*RUNNING, asks(1, 1, a="question", b="approval"))
 WAITING = (*ASKING, waiting(1, ask("a", 1, expires_in=5), ask("b", 2, kind="approval", expires_in=5)))
 
+DELEGATING = (*RUNNING, asks(1, 1, a="child", b="approval"), child(1, "a"))
+PARKED = (*RUNNING, asks(1, 1, a="child"), child(1, "a"), waiting(1, ask("a", kind="child")))
+
 BEFORE: dict[str, tuple[Fact, ...]] = {
     "no session": (),
     "no run": BEGIN,
@@ -113,6 +127,15 @@ BEFORE: dict[str, tuple[Fact, ...]] = {
     "waiting for an approval": (*WAITING, answered(1, 1, "blue")),
     "to be resumed": (*WAITING, answered(1, 1, "blue"), answered(1, 2, approved=True)),
     "to be resumed by a reply": (*WAITING, answered(1, 2, approved=True), answers("m2", 1, q1="blue")),
+    "running, delegating": (*RUNNING, asks(1, 1, a="child")),
+    "running, with a child": DELEGATING,
+    "running, keeping a checklist": (*RUNNING, keeps(1, 1, "a")),
+    "waiting for its child": PARKED,
+    "waiting for its child and a person": (
+        *DELEGATING,
+        waiting(1, ask("a", 1, kind="child"), ask("b", 2, kind="approval", expires_in=5)),
+    ),
+    "to be resumed by its child": (*PARKED, came_out(1, "a")),
     "never requested, the turn before failed": (*RUNNING, ended(1, "failed")),
     "never requested, the turn before is steered": (*RUNNING, steers("m2", 1)),
     "withdrawn": (*QUEUED, withdrawn("m1", 1)),
@@ -141,10 +164,14 @@ def facts(run: int) -> Iterator[Fact]:
         yield from (steered(run, "m2", attempt=attempt), asks(run, 1, attempt, a="question", b="approval"))
         yield from (resumed(run, attempt), resumed(run, attempt, "m2"), resumed(run, attempt, "m2", by="reply"))
         yield waiting(run, ask("a", 1, run=run), attempt=attempt)
+        yield waiting(run, ask("a", 1, run=run, kind="child"), attempt=attempt)
+        yield from (child(k, "a", run, attempt=attempt) for k in (1, 2))
+        yield noted(run, "a", "look around", attempt=attempt)
         yield waiting(run, ask("a", 1, run=run), ask("b", 2, run=run, kind="approval"), attempt=attempt)
     yield from (steers("m1", run), answers("m1", run, q1="blue"), answers("m1", run, q1="blue", q2=None))
     yield from (answered(run, 1, "blue"), answered(run, 2, approved=True), answered(run, 2, approved=False))
     yield from (expired(run, 1), expired(run, 2), requested(run, "m1", retry_of=run))
+    yield from (came_out(1, "a", run), came_out(2, "a", run), reported())
     yield from (deleted(), erased(removed=1, last_run=run, at=1))
 
 
@@ -155,7 +182,8 @@ def commands(run: int) -> Iterator[Command]:
         yield post("m3", policy=PolicyData(on_busy=on_busy))
     yield from (answer(run, "blue", k=1), answer(run, "red", k=1), approve(run, k=2), approve(run, False, k=2))
     yield from (expire(run, 1, now=10**9), expire(run, 2, now=10**9), expire(run, 1, now=0))
-    yield from (retry(), delete(), erase(5))
+    yield from (retry(), delete(), erase(5), act(), report(), entitle("Walls"), entitle(None))
+    yield from (tell(came_out(1, "a", run)), tell(came_out(2, "a", run)))
     for fact in facts(run):
         match fact:
             case RunStarted():
@@ -165,6 +193,8 @@ def commands(run: int) -> Iterator[Command]:
                 | ModelReplied()
                 | ToolStarted()
                 | ToolReturned()
+                | ChildStarted()
+                | PlanChanged()
                 | RunSteered()
                 | RunWaiting()
                 | RunEnded()

@@ -1,53 +1,50 @@
 """A whole Turnstream in memory, as far as the rules are concerned: one log with a guard, writers whose folds are old, a
-`WORK` of wake-ups with leases that lapse, timers. Nothing runs by itself: a test says what happens next.
-
-`Auditor` reads the log as an outsider would, event by event, and knows neither the fold nor the table of edges.
+`WORK` of wake-ups with leases that lapse, timers, the sessions of its children as far as it can tell them, and a parent
+that is told. Nothing runs by itself: a test says what happens next.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
+from tests.core.auditor import Auditor
 from tests.core.scenario import AGENTS, KEY, origin
 
 from turnstream.ids import derive
 from turnstream.session.commands import (
     AnswerRequest,
     Command,
+    EndChild,
     EraseSession,
     ExpireRequest,
     Origin,
     RecordFact,
+    ReportRun,
     RunFact,
     StartRun,
     TitleSession,
 )
-from turnstream.session.decide import decide
+from turnstream.session.decide import MAX_CHILDREN, decide
 from turnstream.session.decision import Decision
 from turnstream.session.errors import Rejected
 from turnstream.session.events import (
-    Answers,
+    UPDATE_PLAN,
     Ask,
     Asks,
+    ChildEnded,
+    ChildStarted,
     Due,
+    EndStatus,
     Error,
-    Leftover,
     Limits,
-    MessagePosted,
-    MessageWithdrawn,
     ModelReplied,
+    PlanChanged,
+    PlanItem,
     PolicyData,
     Recorded,
-    RequestAnswered,
-    RequestExpired,
-    RunCancelRequested,
     RunEnded,
-    RunReleased,
-    RunRequested,
     RunStarted,
     RunSteered,
     RunWaiting,
-    SessionDeleted,
-    SessionErased,
     ToolCall,
     ToolReturned,
     ToolStarted,
@@ -56,9 +53,13 @@ from turnstream.session.events import (
 )
 from turnstream.session.fold import evolve, fold
 from turnstream.session.plan import (
+    BetweenEffect,
     CallModel,
     CallTool,
+    CancelChild,
+    Detach,
     Drive,
+    DropChild,
     Effect,
     End,
     Entitle,
@@ -69,10 +70,13 @@ from turnstream.session.plan import (
     RunEffect,
     Settle,
     Start,
+    StartChild,
     Steer,
+    TellParent,
     blocked_by,
     plan,
 )
+from turnstream.session.policy import resolve
 from turnstream.session.state import Session, request_id
 
 SPECS = {
@@ -83,8 +87,22 @@ SPECS["painter"] = msgspec.structs.replace(
     SPECS["painter"], limits=Limits(max_steps=9, max_same_calls=2, max_same_denials=1, max_tokens=40)
 )
 SPECS["poet"] = msgspec.structs.replace(SPECS["poet"], durable=True, policy=PolicyData(clock="wall"))
-ASKED: Mapping[str, Asks] = {"q": "question", "Q": "question", "a": "approval", "A": "approval"}
-"""What a call asks, by the first letter of its id."""
+ASKED: Mapping[str, Asks] = {"q": "question", "a": "approval", "k": "child", "d": "child"}
+"""What a call asks, by the first letter of its id; nobody waits for a child of `d`."""
+CALLS = (
+    ("t1",),
+    ("t1", "q1"),
+    ("a1", "q2", "t2"),
+    ("c1", "c2"),
+    ("k1", "k2", "t1"),
+    ("k1", "q1"),
+    ("p1", "d1", "k1"),
+    ("p1", "a1", "k2", "d1"),
+)
+"""What a model may ask for at once."""
+DONE, FAILS, FITS = len(CALLS), len(CALLS) + 1, len(CALLS) + 2
+"""The choices by which it comes to an end: with an answer, with none, with one that fits a schema."""
+ENDS: tuple[EndStatus, ...] = ("completed", "failed", "cancelled", "timed_out")
 STEPS_MAX = 2_000
 """Far more effects than any story leaves to be done."""
 
@@ -99,17 +117,36 @@ class WakeUp(msgspec.Struct):
     free: bool = True
 
 
+class Offspring(msgspec.Struct):
+    """A child, as its own session has it. `opened`: that is there. `status`: how its run has ended. `told`: how often
+    its parent has been."""
+
+    started: ChildStarted
+    opened: bool = False
+    status: EndStatus | None = None
+    told: int = 0
+
+
 class Writer:
-    """A process: a fold that may be old, and at most one drive."""
+    """A process: a fold that may be old, and at most one drive, with what that has done to other sessions."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.session = Session(key=KEY)
         self.drive: Drive | None = None
         self.wake_up: WakeUp | None = None
+        self.done: set[str] = set()
 
     def stop(self) -> None:
         self.drive = self.wake_up = None
+        self.done = set()
+
+    def plan(self, now: int) -> tuple[Effect, ...]:
+        """What its drive is to do and has not done. A session is erased when everybody else has been told."""
+        assert self.drive
+        effects = [effect for effect in plan(self.session, now, self.drive) if effect.key not in self.done]
+        between = [effect for effect in effects if isinstance(effect, BetweenEffect)]
+        return tuple(between or effects) if self.session.deleted else tuple(effects)
 
 
 class World:
@@ -118,7 +155,12 @@ class World:
         self.now = 1_000
         self.work: dict[int, WakeUp] = {}
         self.timers: list[tuple[int, Due, int]] = []
+        self.fired: set[tuple[str, int]] = set()
+        """What has fallen due, and when."""
         self.auditor = Auditor()
+        self.children: dict[tuple[int, int], Offspring] = {}
+        self.parent_told = 0
+        """How often whoever delegated this session has been told."""
         self.named = 0
         self._work_seq = 0
         self._truth = Session(key=KEY)
@@ -166,6 +208,8 @@ class World:
         self.log.append(recorded)
         writer.session = evolve(writer.session, recorded)
         self.auditor.read(recorded)
+        if isinstance(data := recorded.event.data, ChildStarted):
+            self.children[data.run, data.k] = Offspring(data)
         for queue in decision.wakes:
             self.wake(queue, seq)
         self.timers = [timer for timer in self.timers if timer[1].what not in decision.settled]
@@ -181,6 +225,7 @@ class World:
         self.now += millis
         for timer in [timer for timer in self.timers if timer[0] <= self.now]:
             self.timers.remove(timer)
+            self.fired.add((timer[1].what, timer[0]))
             self.wake(timer[1].queue, timer[2])
 
     def deliver(self, writer: Writer, wake_up: WakeUp) -> None:
@@ -194,21 +239,78 @@ class World:
         if writer.session.seq < wake_up.cause:
             self.catch_up(writer)
 
+    def die(self, writer: Writer) -> None:
+        """Its wake-up is delivered again."""
+        if writer.wake_up:
+            writer.wake_up.free = True
+        writer.stop()
+
     def acknowledge(self, writer: Writer) -> None:
         assert writer.wake_up
         self.work.pop(writer.wake_up.seq, None)
         writer.stop()
 
+    # -- children -----------------------------------------------------------------------------------------------------
+
+    def end_child(self, writer: Writer, child: Offspring, status: EndStatus, *, key: bool = True) -> None:
+        """It ends, if it has not, and tells its parent."""
+        child.status = child.status or status
+        child.told += 1
+        started = child.started
+        name = derive(started.child_session, "tell")
+        words = origin("", id=name, time=self.now, **({"idempotency_key": name, "body_digest": name} if key else {}))
+        ended = ChildEnded(
+            run=started.run,
+            call_id=started.call_id,
+            k=started.k,
+            status=child.status,
+            output="maybe",
+            usage=Usage(output_tokens=3),
+        )
+        answer = self.handle(writer, EndChild(origin=words, ended=ended))
+        assert not isinstance(answer, Rejected) or answer.code == "not_found"
+
     # -- driving ------------------------------------------------------------------------------------------------------
 
     def perform(self, writer: Writer, effect: Effect, choice: int = 0) -> Decision | Rejected | None:
-        """Does what is planned and reports what came of it; `choice` says what."""
+        """Does what is planned and reports what came of it; `choice` says what. What is done to other sessions is no
+        fact here: None."""
         drive = writer.drive
         assert drive is not None
+        if isinstance(effect, BetweenEffect):
+            self._perform_between(writer, effect, choice)
+            return None
+        if isinstance(effect, Park | Detach):  # nobody waits for a child that was never opened
+            for call in effect.calls if isinstance(effect, Park) else (effect.call,):
+                if call.child:
+                    self.children[effect.run, call.child].opened = True
         command = self.report(drive, writer.session, effect, choice)
-        return self.handle(writer, command)
+        answer = self.handle(writer, command)
+        if isinstance(effect, StartChild) and choice % 2 and (child := self.children.get((effect.run, effect.k))):
+            child.opened = True
+        return answer
 
-    def report(self, drive: Drive, session: Session, effect: Effect, choice: int) -> Command:
+    def _perform_between(self, writer: Writer, effect: BetweenEffect, choice: int) -> None:
+        drive = writer.drive
+        assert drive is not None
+        writer.done.add(effect.key)
+        match effect:
+            case CancelChild():
+                child = self.children[effect.run, effect.child.k]
+                child.opened = True
+                child.status = child.status or "cancelled"
+            case DropChild():
+                (child,) = [one for one in self.children.values() if one.started.child_session == effect.session]
+                child.status = child.status or "cancelled"
+            case TellParent():
+                self.parent_told += 1
+                if choice == 5:
+                    self.die(writer)
+                elif not writer.session.deleted:
+                    words = self._origin(drive, derive(effect.key, "told"))
+                    self.handle(writer, ReportRun(origin=words, run=effect.run, told=choice % 2 == 0))
+
+    def report(self, drive: Drive, session: Session, effect: RunEffect | Entitle | Erase, choice: int) -> Command:
         match effect:
             case Start() if choice != 5:
                 started = RunStarted(
@@ -227,12 +329,13 @@ class World:
             case Erase():
                 return EraseSession(origin=self._origin(drive, derive(effect.key)), events_removed=len(self.log))
             case Entitle():
-                return TitleSession(
-                    origin=self._origin(drive, derive(effect.key)), text="a title" if choice % 2 else None
-                )
+                text = "a title" if choice % 2 else None
+                return TitleSession(origin=self._origin(drive, derive(effect.key)), text=text)
             case _:
                 fact = _come_of(session, effect, choice)
                 name = derive(effect.key, fact.attempt, type(fact).__name__, getattr(fact, "call_id", ""))
+                if isinstance(fact, PlanChanged):  # a model may change it as often as it likes
+                    name = self.name("plan")
                 run = session.run(fact.run)
                 by = drive.taking(session, run) if run else None
                 return RecordFact(origin=self._origin(drive, name), fact=fact, takes_over=by)
@@ -258,18 +361,24 @@ class World:
             self.acknowledge(writer)
 
     def run_to_the_end(self, *, timers: bool = True) -> None:
-        """Every process dies; a new one takes what is in `WORK`, and what timers put there, and a person answers
-        whatever is asked, until nothing is left. Its model never stops asking for tools."""
+        """Every process dies; a new one takes what is in `WORK`, and what timers put there, a person answers whatever
+        is asked, and children end, until nothing is left. Its model never stops asking for tools."""
         for turn in range(STEPS_MAX):
             self._work_off(timers=timers)
+            born = [child for child in self.children.values() if child.opened and not child.told]
+            if born and turn % 2:
+                self.end_child(Writer("child"), born[turn % len(born)], ENDS[turn % len(ENDS)])
+                continue
             asked = [
                 (run, request)
                 for run in self.truth.runs
-                for request in run.requests
+                for request in run.for_people
                 if request.expires_at is None or request.expires_at > self.now
             ]
-            if not asked:
+            if not asked and not born:
                 return
+            if not asked:
+                continue
             run, request = asked[turn % len(asked)]
             yes = {"answer": "yes"} if request.kind == "question" else {"approved": turn % 2 == 0}
             words = origin(self.name("answer"), time=self.now)
@@ -296,15 +405,18 @@ class World:
         for step in range(STEPS_MAX):
             if heir.drive is None:
                 return
-            effects = plan(heir.session, self.now, heir.drive)
+            effects = heir.plan(self.now)
             if not effects:
-                assert not due(heir.session, self.now, heir.drive)
+                assert not due(heir.session, self.now, heir.drive, heir.done)
                 self.finish(heir)
                 continue
             for effect in effects:
                 # Now and then a model asks something, and is never content with what it hears.
-                answer = self.perform(heir, effect, choice=step % 3)
-                assert isinstance(answer, Decision), f"{effect} is planned and refused: {answer!r}"
+                answer = self.perform(heir, effect, choice=(0, 1, 2, 4, 6, 7)[step % 6])
+                done = isinstance(answer, Decision) or isinstance(effect, BetweenEffect)
+                assert done, f"{effect} is planned and refused: {answer!r}"
+                if isinstance(effect, StartChild):
+                    break  # the next one's number is another now
         raise AssertionError("one drive goes on for ever")
 
 
@@ -328,40 +440,57 @@ def _come_of(session: Session, effect: RunEffect, choice: int) -> RunFact:
         case Start():
             error = Error(code="agent_not_found", message="gone")
             return RunEnded(run=n, attempt=attempt, status="failed", error=error)
-        case CallModel() if choice < 4:
-            names = (["t1"], ["t1", "q1"], ["a1", "q2", "t2"], ["c1", "c2"])[choice]
+        case CallModel() if choice < len(CALLS):
             arguments = f'{{"n":{effect.step % 3}}}'
-            calls = tuple(
-                [ToolCall(id=name, name=name, arguments=arguments, asks=ASKED.get(name[0])) for name in names]
-            )
+            calls = tuple([call_of(name, arguments) for name in CALLS[choice]])
             usage = Usage(output_tokens=5)
             return ModelReplied(run=n, attempt=attempt, step=effect.step, tool_calls=calls, usage=usage)
         case CallModel():
-            return RunEnded(run=n, attempt=attempt, status="completed" if choice == 4 else "failed", content="done")
+            status, content = "failed" if choice == FAILS else "completed", "[]" if choice == FITS else "done"
+            return RunEnded(run=n, attempt=attempt, status=status, content=content, step_usage=Usage(output_tokens=2))
+        case CallTool() if effect.call.name == UPDATE_PLAN and choice % 2:
+            items = (PlanItem(id="1", text="maybe"),) * (choice % 3)
+            return PlanChanged(run=n, attempt=attempt, call_id=effect.call.id, items=items)
         case CallTool() if effect.call.id[0] in "ca" and not effect.call.started:
             return ToolStarted(run=n, attempt=attempt, call_id=effect.call.id)
         case CallTool():
             return ToolReturned(run=n, attempt=attempt, call_id=effect.call.id, status="error" if choice == 3 else "ok")
         case Settle():
             return ToolReturned(run=n, attempt=attempt, call_id=effect.call.id, status="uncertain")
+        case StartChild() if choice == 5 or effect.k > MAX_CHILDREN:
+            return ToolReturned(run=n, attempt=attempt, call_id=effect.call.id, status="error", error="unclear")
+        case StartChild():
+            return ChildStarted(
+                run=n,
+                attempt=attempt,
+                call_id=effect.call.id,
+                k=effect.k,
+                child_session=session.key.child(n, effect.k).session,
+                wait=effect.call.id[0] == "k",
+                spec=SPECS["painter"],
+            )
+        case Detach():
+            return ToolReturned(run=n, attempt=attempt, call_id=effect.call.id, status="ok", output="running")
         case Return():
-            status = "ok" if effect.call.asks == "question" else "denied"
+            status = "denied" if effect.call.asks == "approval" else "ok"
             return ToolReturned(run=n, attempt=attempt, call_id=effect.call.id, status=status)
         case Steer():
             return RunSteered(run=n, attempt=attempt, message_ids=effect.message_ids)
-        case Park() if choice == 5:
+        case Park() if choice == 5 and not effect.calls[0].child:
             return ToolReturned(run=n, attempt=attempt, call_id=effect.calls[0].id, status="error", error="unclear")
         case Park():
             asks = tuple(
                 [
-                    Ask(
+                    Ask(request=request_id(session, n, number), kind="child", call_id=call.id, prompt="it")
+                    if call.child
+                    else Ask(
                         request=request_id(session, n, number),
                         kind=call.asks or "question",
                         call_id=call.id,
                         prompt="well?",
                         choices=("yes", "no") if choice == 3 else (),
-                        expires_in=(50, 500, None, 2000, 50)[choice],
-                        on_expiry=("null", "default", "null", "fail", "fail")[choice],
+                        expires_in=(50, 500, None, 2000, 50)[choice % 5],
+                        on_expiry=("null", "default", "null", "fail", "fail")[choice % 5],
                     )
                     for number, call in enumerate(effect.calls, effect.first)
                 ]
@@ -373,14 +502,24 @@ def _come_of(session: Session, effect: RunEffect, choice: int) -> RunFact:
             raise AssertionError("a command of its own")
 
 
-def due(session: Session, now: int, drive: Drive) -> list[int]:
-    """The runs that want something of this drive, told without the plan; 0 is the session itself."""
+def call_of(name: str, arguments: str = "{}") -> ToolCall:
+    tool = UPDATE_PLAN if name[0] == "p" else name
+    return ToolCall(id=name, name=tool, arguments=arguments, asks=ASKED.get(name[0]))
+
+
+def due(session: Session, now: int, drive: Drive, done: set[str]) -> list[str]:
+    """What is wanted of this drive, told without the plan: of runs, of the session itself, and of other sessions, if it
+    has not done that."""
+    told = session.parent is None or not session.unreported or bool(done)
+    wanting = ["parent"] if not told else []
+    wanting += ["child" for child in session.children if child.cancel and not done]
     if session.deleted:
-        return [0] if session.last_queue == drive.queue and not session.deleted.erased else []
-    wanting: list[int] = []
+        return [*wanting, "erase"] if session.last_queue == drive.queue and not session.deleted.erased else wanting
+    held = any(run.attempt and run.in_line and not run.parked for run in session.runs)
+    resumed = any(run.parked and run.in_line and run.status == "queued" for run in session.runs)
     for position, run in enumerate(session.runs):
         late = run.deadline is not None and run.deadline <= now
-        wake = run.wake
+        wake, before = run.wake, session.runs[:position]
         if run.spec.queue != drive.queue:
             continue
         if run.status == "running" and wake is not None:
@@ -390,276 +529,16 @@ def due(session: Session, now: int, drive: Drive) -> list[int]:
         elif run.status == "waiting":
             expires = [request.expires_at for request in run.requests if request.expires_at is not None]
             wants = late or run.is_to_end or min(expires, default=now + 1) <= now
+        elif run.parked:
+            wants = run.cancel or late or not run.in_line or not held
         else:
-            wants = run.cancel or run.attempt > 0 or not run.in_line or position == 0
-        wanting += [run.n] if wants else []
+            waiting = all(other.parked and other.status == "waiting" for other in before)
+            passes = waiting and run.policy.on_message_parked == "interleave"
+            first = not held and not resumed and (passes or not before)
+            wants = run.cancel or run.attempt > 0 or not run.in_line or first
+        wanting += [f"run {run.n}"] if wants else []
+    last = session.last_ended
+    if not wanting and last and session.spoken and session.last_queue == drive.queue:
+        derived = session.title_source == "derived" and not session.untitled and session.parent is None
+        wanting += ["title"] if derived and resolve(last.spec.policy).titles == "derived_then_agent" else []
     return wanting
-
-
-class Auditor:
-    """What must be true of any log, said once more and otherwise."""
-
-    def __init__(self) -> None:
-        self.seq = 0
-        self.deleted = False
-        self.deletion: str | None = None
-        """The key of the command that deleted it."""
-        self.line: list[int] = []
-        """The runs that have not ended, in the order of their turns."""
-        self.free: set[int] = set()
-        """Runs that wait for nobody."""
-        self.interrupting: dict[int, list[int]] = {}
-        """The runs that came to interrupt each run."""
-        self.parallel = False
-        """Whether a run has come that waits for nobody though others were there."""
-        self.running: set[int] = set()
-        self.attempts: dict[int, int] = {}
-        self.over: set[int] = set()
-        self.cancelled: dict[int, str | None] = {}
-        self.own: dict[int, list[str]] = {}
-        """The messages that a run's first start takes."""
-        self.retries: set[int] = set()
-        self.waits: dict[str, int] = {}
-        """The run that is to take each message."""
-        self.fate: dict[str, str] = {}
-        """What became of each message in the end."""
-        self.replies: dict[int, list[str]] = {}
-        """The messages that have answered, and that no start has named."""
-        self.open: dict[int, set[str]] = {}
-        """The calls that have no result."""
-        self.begun: dict[tuple[int, str], int] = {}
-        self.asked: dict[int, int] = {}
-        self.requests: dict[str, tuple[int, Ask, int]] = {}
-        """The open requests: their run, what they ask, and when."""
-        self.keys: set[str] = set()
-        self.ids: set[str] = set()
-
-    @property
-    def live(self) -> set[int]:
-        return set(self.line)
-
-    def read(self, recorded: Recorded) -> None:
-        event = recorded.event
-        assert recorded.previous == self.seq < recorded.seq
-        self.seq = recorded.seq
-        assert event.id not in self.ids, "an event is stored once"
-        self.ids.add(event.id)
-        data = event.data
-        key = event.idempotency_key
-        if isinstance(data, SessionErased):
-            assert key == self.deletion, "what is left of a session knows the command that deleted it"
-        elif key:
-            assert key not in self.keys, "a key has one effect"
-            self.keys.add(key)
-        if isinstance(data, SessionDeleted):
-            self.deletion = key
-        assert not self.deleted or isinstance(data, SessionErased), "something is stored in a deleted session"
-        run = getattr(data, "run", 0)
-        assert run not in self.over, f"a fact of run {run} after its end"
-        if isinstance(data, RunFact):
-            assert data.attempt == self.attempts[run], "a fact of another attempt"
-        read: Callable[..., None] | None = getattr(self, f"_{type(data).__name__}", None)
-        if read:
-            read(data)
-        if isinstance(data, RunWaiting | RequestExpired):
-            self._read_timed(data, recorded.time)
-        assert len(set(self.line)) == len(self.line)
-        assert set(self.waits.values()) <= self.live, "a message waits for a run that has ended"
-
-    def _begin(self, run: int, names: list[str], *, behind: list[int] | None = None) -> None:
-        """It is the last in line, or right behind the last of these that are there; where none is, the first."""
-        assert run == len(self.attempts) + 1, "runs are numbered without gaps"
-        self.attempts[run] = 0
-        self.own[run] = names
-        before = self.line if behind is None else [other for other in self.line if other in behind]
-        self.line.insert(self.line.index(before[-1]) + 1 if before else 0, run)
-
-    def _MessagePosted(self, data: MessagePosted) -> None:
-        name = data.message_id
-        assert name not in self.waits
-        assert name not in self.fate
-        ways = [way for way in (data.starts, data.queued, data.steers, data.answers) if way]
-        assert len(ways) <= 1
-        assert data.kind == "message" or not ways
-        if not ways:
-            self.fate[name] = "none"
-        if data.answers:
-            self._answers(name, data.answers)
-        if data.steers:
-            assert data.steers.run in self.live
-            self.waits[name] = data.steers.run
-        if data.starts or data.queued:
-            run = data.run
-            self.parallel |= bool(data.starts and self.line)
-            self.free |= {run} if data.starts else set()
-            assert data.starts or self.line, "it waits for nobody"
-            interrupted = data.queued.interrupts if data.queued else 0
-            if interrupted:
-                begun = [other for other in self.line if self.attempts[other]]
-                assert interrupted == (begun or self.line)[0], "it cancels what merely waits"
-                self.cancelled.setdefault(interrupted, None)
-                self.interrupting.setdefault(interrupted, []).append(run)
-            self._begin(run, [name], behind=[interrupted] if interrupted else None)
-            self.waits[name] = run
-
-    def _answers(self, name: str, data: Answers) -> None:
-        self.fate[name] = "answered"
-        self.replies.setdefault(data.run, []).append(name)
-        assert data.requests
-        for one in data.requests:
-            run, ask, _ = self.requests.pop(one.request)
-            assert run == data.run
-            assert one.declined == (ask.kind == "approval")
-            assert not ask.choices or one.declined or one.answer in ask.choices
-
-    def _MessageWithdrawn(self, data: MessageWithdrawn) -> None:
-        run = self.waits.pop(data.message_id)
-        self.fate[data.message_id] = "settled"
-        if data.message_id in self.own[run]:
-            assert self.attempts[run] == 0
-            self.own[run].remove(data.message_id)
-            if not self.own[run]:
-                self.own[run] = [name for name, other in self.waits.items() if other == run]
-        assert bool(data.run) == (not self.own[run])
-        if data.run:
-            assert data.run == run
-            self._over(run)
-
-    def _RunRequested(self, data: RunRequested) -> None:
-        assert not self.line, "a turn is tried again while another is live"
-        assert data.retry_of in self.over
-        assert all(self.fate[name] in ("taken", "settled", "answered") for name in data.message_ids)
-        self.retries.add(data.run)
-        self.free.add(data.run)
-        self._begin(data.run, list(data.message_ids))
-
-    def _RunStarted(self, data: RunStarted) -> None:
-        run = data.run
-        assert data.attempt == self.attempts[run] + 1
-        assert run not in self.cancelled, "a cancelled run is started again"
-        assert not [name for name, (other, _, _) in self.requests.items() if other == run], "an open request"
-        if data.attempt == 1:
-            begun = {other for other in self.line if self.attempts[other]}
-            assert run in self.free or self.line[0] == run, "it is not its turn"
-            assert self.parallel or not begun, "two runs hold the turn"
-            assert list(data.message_ids) == self.own[run]
-            self._take(run, data.message_ids, again=run in self.retries)
-        elif data.trigger == "reply":
-            assert list(data.message_ids) == self.replies.pop(run)
-        elif data.trigger == "answers":
-            replies = self.replies.pop(run, [])
-            assert list(data.message_ids[: len(replies)]) == replies
-            self._take(run, data.message_ids[len(replies) :])
-        else:
-            assert data.message_ids == ()
-            assert not self.replies.get(run)
-        assert (data.trigger == "recovery") == (run in self.running)
-        self.attempts[run] = data.attempt
-        self.running.add(run)
-
-    def _take(self, run: int, names: tuple[str, ...], *, again: bool = False) -> None:
-        waiting = [name for name, other in self.waits.items() if other == run]
-        for name in names:
-            if again:
-                self.fate[name] = "answered" if self.fate[name] == "answered" else "taken"
-                continue
-            assert self.waits.pop(name) == run, "it waits for another run"
-            assert name not in self.fate, "a message is taken twice"
-            self.fate[name] = "taken"
-        assert again or list(names) == waiting[: len(names)], "the oldest are taken first"
-
-    def _RunSteered(self, data: RunSteered) -> None:
-        assert data.run in self.running
-        assert data.run not in self.cancelled
-        assert data.message_ids
-        assert not self.open.get(data.run), "a message between a call and its result"
-        self._take(data.run, data.message_ids)
-
-    def _RunReleased(self, data: RunReleased) -> None:
-        self.running.remove(data.run)
-
-    def _ModelReplied(self, data: ModelReplied) -> None:
-        assert data.run in self.running
-        assert data.run not in self.cancelled
-        assert not self.open.get(data.run), "a step before the results of the last one"
-        self.open[data.run] = {call.id for call in data.tool_calls}
-        assert len(self.open[data.run]) == len(data.tool_calls)
-        assert data.tool_calls or data.run in self.waits.values(), "an answer is kept from its end by nothing"
-        self.begun = {place: attempt for place, attempt in self.begun.items() if place[0] != data.run}
-
-    def _ToolStarted(self, data: ToolStarted) -> None:
-        assert data.run in self.running
-        assert data.call_id in self.open[data.run]
-        assert (data.run, data.call_id) not in self.begun, "begun twice"
-        self.begun[data.run, data.call_id] = data.attempt
-
-    def _ToolReturned(self, data: ToolReturned) -> None:
-        assert data.run in self.running
-        self.open[data.run].remove(data.call_id)
-        if self.begun.get((data.run, data.call_id), data.attempt) < data.attempt:
-            assert data.status in ("uncertain", "interrupted"), "a call of a dead attempt is told to be done"
-
-    def _read_timed(self, data: RunWaiting | RequestExpired, now: int) -> None:
-        if isinstance(data, RequestExpired):
-            _, ask, asked_at = self.requests.pop(data.request)
-            assert ask.expires_in is not None
-            assert now >= asked_at + ask.expires_in, "it has expired too early"
-            return
-        run = data.run
-        self.running.remove(run)
-        assert run not in self.cancelled
-        assert {ask.call_id for ask in data.requests} == self.open[run]
-        for ask in data.requests:
-            self.asked[run] = self.asked.get(run, 0) + 1
-            assert ask.request == f"s1.{run}.q{self.asked[run]}"
-            self.requests[ask.request] = (run, ask, now)
-
-    def _RequestAnswered(self, data: RequestAnswered) -> None:
-        run, ask, _ = self.requests.pop(data.request)
-        assert run == data.run
-        assert (data.approved is None) == (ask.kind == "question")
-        assert not ask.choices or data.approved is not None or data.answer in ask.choices
-
-    def _RunCancelRequested(self, data: RunCancelRequested) -> None:
-        assert data.run in self.running
-        assert data.run not in self.cancelled
-        self.cancelled[data.run] = data.error
-
-    def _RunEnded(self, data: RunEnded) -> None:
-        run = data.run
-        assert run in self.live
-        code = data.error.code if data.error else None
-        if run in self.cancelled:
-            allowed = ("cancelled", None) if self.cancelled[run] is None else ("failed", self.cancelled[run])
-            assert (data.status, code) == allowed
-        assert set(data.unfinished) == self.open.get(run, set()), "every call ends in a result or with its run"
-        assert data.status != "completed" or (run in self.running and not data.unfinished)
-        steering = [name for name, other in self.waits.items() if other == run and name not in self.own[run]]
-        left = data.leftover
-        assert list(left.message_ids if left else ()) == steering, "what is left over is all that steered it"
-        self._over(run, left)
-
-    def _over(self, run: int, left: Leftover | None = None) -> None:
-        self.over.add(run)
-        self.line.remove(run)
-        self.running.discard(run)
-        self.requests = {name: found for name, found in self.requests.items() if found[0] != run}
-        self.open.pop(run, None)
-        if left:
-            self._begin(left.run, list(left.message_ids), behind=self.interrupting.get(run, []))
-        for name in [name for name, other in self.waits.items() if other == run]:
-            if left and name in left.message_ids:
-                self.waits[name] = left.run
-            else:
-                del self.waits[name]
-                self.fate[name] = "settled"
-
-    def _SessionDeleted(self, data: SessionDeleted) -> None:
-        assert data.last_run == len(self.attempts)
-        self.deleted = True
-        for run in list(self.line):
-            self._over(run)
-
-    def _SessionErased(self, data: SessionErased) -> None:
-        assert self.deleted
-        assert data.last_run == len(self.attempts)

@@ -216,7 +216,7 @@ async def test_what_does_not_fit_is_named(api: Running, body: dict[str, Any], fi
     ("path", "body", "field"),
     [
         ("/v1/sessions", {"id": "s2", "policy": {"history": {"window": "fit"}}}, "policy.history.window"),
-        ("/v1/runs", {"input": "x", "policy": {"on_message": {"parked": "queue"}}}, "policy.on_message.parked"),
+        ("/v1/runs", {"input": "x", "policy": {"history": {"compaction": "on"}}}, "policy.history.compaction"),
         ("/v1/runs", {"input": "x", "limits": {}}, "limits"),
     ],
 )

@@ -252,7 +252,7 @@ async def test_a_session_shows_its_policy_as_given_and_as_in_force(
         assert shown["effective_policy"] == {
             "on_busy": "queue",
             "message_on_busy": "allow",
-            "on_message": {"question": "answer", "approval": "reject"},
+            "on_message": {"question": "answer", "approval": "reject", "parked": "reject"},
             "authors": "mixed",
             "starters": ["user:ann", "user:bob"],
             "recovery": "resume",

@@ -35,7 +35,9 @@ from turnstream.session.commands import (
 )
 from turnstream.session.decision import (
     Decision,
+    after,
     deadline,
+    dues_parked,
     ending,
     event_of,
     expiry,
@@ -43,13 +45,12 @@ from turnstream.session.decision import (
     no_edge,
     no_session,
     settles,
-    wakes_answered,
-    wakes_parked,
-    wakes_without,
+    wakes,
 )
 from turnstream.session.errors import Rejected
 from turnstream.session.events import (
     NO_POLICY,
+    UPDATE_PLAN,
     ChildStarted,
     Due,
     Error,
@@ -235,11 +236,9 @@ def _end_child(command: EndChild, session: Session) -> Decision | None:
     if session.child(ended.run, ended.k) is None:
         return None
     run = session.run(ended.run)
-    call = run.call(ended.call_id) if run else None
-    data = msgspec.structs.replace(ended, late=call is None or not call.wait)
-    last = run is not None and len(run.requests) == 1 and run.requests[0].call_id == ended.call_id
-    wakes = (run.spec.queue,) if run and last else ()
-    return Decision(event_of(command, session, data), wakes=wakes)
+    call = run.call_of(ended.k) if run else None
+    event = event_of(command, session, msgspec.structs.replace(ended, late=call is None or not call.wait))
+    return Decision(event, wakes(session, after(session, event)))
 
 
 def _report(command: ReportRun, session: Session) -> Decision | None:
@@ -281,16 +280,17 @@ def _withdraw(command: WithdrawMessage, session: Session) -> Decision | None:
         raise Rejected("not_queued", f"message {name} {state}", **({"run": session.key.run(n)} if n else {}))
     if run.message_ids != (name,) or run.steering:  # the run is there for other messages too
         return Decision(event_of(command, session, MessageWithdrawn(message_id=name, by=command.origin.actor)))
-    data = MessageWithdrawn(message_id=name, by=command.origin.actor, run=run.n)
-    return Decision(event_of(command, session, data), wakes=wakes_without(session, run))
+    event = event_of(command, session, MessageWithdrawn(message_id=name, by=command.origin.actor, run=run.n))
+    return Decision(event, wakes(session, after(session, event)))
 
 
 def _retry(command: RetrySession, session: Session) -> Decision:
-    if session.live:
-        run = session.key.run((session.holder or session.live[0]).n)
+    if front := session.front:
+        run = session.key.run(front.n)
         raise Rejected("run_active", f"run {run} is not ended", run=run)
     last = session.last_ended
-    if last is None or last.status not in ("failed", "timed_out") or not last.message_ids:
+    failed = last is not None and last.status in ("failed", "timed_out") and last.message_ids
+    if last is None or not failed or any(run.n > last.run for run in session.runs):
         raise Rejected("nothing_to_retry", "the latest run did not fail")
     known = command.specs.get(last.spec.agent)
     if known is None:
@@ -298,8 +298,10 @@ def _retry(command: RetrySession, session: Session) -> Decision:
     # The same definition keeps what was said for that turn, its model too; another one is what the agent is now.
     spec = last.spec if known.digest == last.spec.digest else known
     spec = msgspec.structs.replace(spec, policy=merged(known.policy, session.policy))
+    routing.waits_for_parked(session, resolve(spec.policy))
     data = RunRequested(run=session.last_run + 1, spec=spec, message_ids=last.message_ids, retry_of=last.run)
-    return Decision(event_of(command, session, data), wakes=(spec.queue,))
+    event = event_of(command, session, data)
+    return Decision(event, wakes(session, after(session, event)))
 
 
 def _cancel(command: CancelRun, session: Session) -> Decision | None:
@@ -334,7 +336,8 @@ def _cancel(command: CancelRun, session: Session) -> Decision | None:
             model=run.spec.model if run.taken else "",
         ),
     )
-    return Decision(event_of(command, session, ended), wakes=wakes_without(session, run, ended), settled=settles(run))
+    event = event_of(command, session, ended)
+    return Decision(event, wakes(session, after(session, event)), settled=settles(run))
 
 
 def _answer(command: AnswerRequest, session: Session) -> Decision | None:
@@ -363,7 +366,7 @@ def _answer(command: AnswerRequest, session: Session) -> Decision | None:
         raise Rejected("not_waiting", f"run {key.run(n)} waits for no answer", run=key.run(n))
     name = request_id(session, n, request.k)
     if request.kind == "child":
-        raise Rejected("invalid", f"request: {name} is for a sub-agent, nobody else answers it", field="request")
+        raise _not_for_people(name)
     if run.is_to_end:
         raise Rejected("request_closed", f"run {key.run(n)} is about to end", run=key.run(n))
     if request.expires_at is not None and command.origin.time >= request.expires_at:
@@ -385,17 +388,28 @@ def _answer(command: AnswerRequest, session: Session) -> Decision | None:
         by=command.origin.actor,
     )
     settled = () if request.expires_at is None else (expiry(n, request.k),)
-    return Decision(event_of(command, session, data), wakes=wakes_answered(session, run, 1), settled=settled)
+    event = event_of(command, session, data)
+    then = after(session, event)
+    return Decision(event, wakes(session, then), dues_parked(run, then), settled)
 
 
 def _only_closed(session: Session, n: int) -> tuple[str, str, str] | None:
-    """The one request that a run has made, if it is closed."""
-    name = request_id(session, n, 1)
-    closed = session.closed.get(name)
-    return (name, closed.how, closed.said) if closed and not session.closed.get(request_id(session, n, 2)) else None
+    """The one request that a run has made of people, if it is closed."""
+    run, found, k = session.run(n), list[tuple[str, str, str]](), 1
+    while (closed := session.closed.get(request_id(session, n, k))) or (run and k <= run.asked):
+        if closed and closed.how != "returned":
+            found.append((request_id(session, n, k), closed.how, closed.said))
+        k += 1
+    return found[0] if len(found) == 1 else None
+
+
+def _not_for_people(name: str) -> Rejected:
+    return Rejected("invalid", f"request: {name} is for a sub-agent, nobody else answers it", field="request")
 
 
 def _answered_before(command: AnswerRequest, name: str, how: str, what: str) -> None:
+    if how == "returned":
+        raise _not_for_people(name)
     if how == "expired":
         raise Rejected("request_expired", f"the time of request {name} is over", request=name)
     if how == "ended":
@@ -411,9 +425,11 @@ def _expire(command: ExpireRequest, session: Session) -> Decision | None:
         return None
     if request.expires_at is None or command.now < request.expires_at:
         raise no_edge(session, run, "request.expired")
-    data = RequestExpired(run=run.n, request=request_id(session, run.n, request.k))
-    # The drive that reports this plans again, and carries the run on or ends it: nobody is woken.
-    return Decision(event_of(command, session, data), settled=(expiry(run.n, request.k),))
+    event = event_of(command, session, RequestExpired(run=run.n, request=request_id(session, run.n, request.k)))
+    then = after(session, event)
+    # The drive that reports this plans again, and carries the run on or ends it.
+    others = _others(run, wakes(session, then))
+    return Decision(event, others, dues_parked(run, then), settled=(expiry(run.n, request.k),))
 
 
 def may_take_over(run: Run, by: TakeOver) -> bool:
@@ -466,7 +482,6 @@ def _record(command: RecordFact, session: Session) -> Decision:
     run = live(session, fact.run)
     if fact.attempt != run.attempt:
         raise Rejected("fenced", f"run {session.key.run(run.n)} is at attempt {run.attempt}, not {fact.attempt}")
-    wakes: tuple[str, ...] = ()
     dues: tuple[Due, ...] = ()
     settled: tuple[str, ...] = ()
     match fact:
@@ -493,30 +508,35 @@ def _record(command: RecordFact, session: Session) -> Decision:
                 if ask.expires_in is not None
             )
             settled = (deadline(run),) if clock_stands(run, fact.requests) else ()
-            if all(ask.kind == "child" for ask in fact.requests):
-                wakes = _others(run, wakes_parked(session, run))
         case ChildStarted():
             call = run.call(fact.call_id)
             may_start = call is not None and call.asks == "child" and not call.child and run.status == "running"
             if not may_start or run.cancel or fact.k != run.children + 1 or fact.k > MAX_CHILDREN:
                 raise no_edge(session, run, "child.started")
         case PlanChanged():
-            if run.call(fact.call_id) is None or run.status != "running" or run.cancel:
+            call = run.call(fact.call_id)
+            if call is None or call.name != UPDATE_PLAN or call.asks or run.status != "running" or run.cancel:
                 raise no_edge(session, run, "plan.changed")
         case RunReleased():
             if not has_edge(run.status, "run.released", "queued"):
                 raise no_edge(session, run, "run.released")
-            wakes = (run.spec.queue,)
         case RunEnded():
             _may_end(session, run, fact, command.takes_over)
             fact = _end(session, run, fact)
-            if isinstance(fact, RunEnded):
-                # The drive that reports this plans again and starts what waits for its own queue: others are woken.
-                wakes = _others(run, wakes_without(session, run, fact))
-                settled = settles(run)
+            settled = settles(run) if isinstance(fact, RunEnded) else ()
         case _:
             assert_never(fact)
-    return Decision(event_of(command, session, fact), wakes, dues, settled)
+    event = event_of(command, session, fact)
+    woken: tuple[str, ...] = ()
+    match fact:
+        case RunReleased():
+            woken = (run.spec.queue,)
+        case RunWaiting() | RunEnded():
+            # The drive that reports this plans again and starts what waits for its own queue: others are woken.
+            woken = _others(run, wakes(session, after(session, event)))
+        case _:
+            pass
+    return Decision(event, woken, dues, settled)
 
 
 def _others(run: Run, queues: tuple[str, ...]) -> tuple[str, ...]:

@@ -4,7 +4,8 @@ import msgspec
 
 from turnstream.session.commands import Command
 from turnstream.session.errors import Rejected
-from turnstream.session.events import Due, Event, Fact, Leftover, RunEnded
+from turnstream.session.events import Due, Event, Fact, Leftover, Recorded, RunEnded
+from turnstream.session.fold import evolve
 from turnstream.session.state import Request, Run, Session
 
 
@@ -95,31 +96,29 @@ def ending(session: Session, run: Run, ended: RunEnded) -> RunEnded:
     )
 
 
-def wakes_without(session: Session, run: Run, ended: RunEnded | None = None) -> tuple[str, ...]:
-    """The queues of the runs that may start once this one is out of the way: of those in line, the one that it leaves
-    over is the first, if nothing has interrupted it."""
-    rest = msgspec.structs.replace(session, runs=tuple([other for other in session.runs if other is not run]))
-    first = ended.leftover if ended and ended.leftover and not rest.place_of_leftover(run.n) else None
-    # Whoever looks after the session ends the run's children, and tells whom the session was made for.
-    others = [session.last_queue] if session.parent or any(child.run == run.n for child in session.children) else []
-    started = [first.spec.queue] if first else _newly_startable(session, rest)
+def after(session: Session, event: Event) -> Session:
+    """The session once this is stored."""
+    return evolve(session, Recorded(seq=session.seq + 1, previous=session.seq, time=event.time, size=0, event=event))
+
+
+def wakes(before: Session, then: Session) -> tuple[str, ...]:
+    """The queues that have something to do now and had not before: those of the runs that may start, and that of
+    whoever looks after the session if there is something to say to another one."""
+    known = {run.n for run in before.startable}
+    started = [run.spec.queue for run in then.startable if run.n not in known]
+    others = [then.last_queue] if _between(then) - _between(before) else []
     return tuple(dict.fromkeys([*started, *others]))
 
 
-def wakes_answered(session: Session, run: Run, closed: int) -> tuple[str, ...]:
-    """The queues that have something to do once so many requests of the run, that people answer, are closed."""
-    if closed == len(run.requests):
-        return (run.spec.queue,)
-    return wakes_parked(session, run) if closed == len(run.for_people) else ()
+def _between(session: Session) -> set[tuple[int, int]]:
+    """What there is to say to other sessions: the children that are to end, and (0, 0), how this one has."""
+    found = {(child.run, child.k) for child in session.children if child.cancel}
+    return found | {(0, 0)} if session.unreported else found
 
 
-def wakes_parked(session: Session, run: Run) -> tuple[str, ...]:
-    """The queues of the runs that may start once this one waits for its children alone."""
-    parked = msgspec.structs.replace(run, status="waiting", parked=True)
-    runs = tuple([parked if other is run else other for other in session.runs])
-    return tuple(dict.fromkeys(_newly_startable(session, msgspec.structs.replace(session, runs=runs))))
-
-
-def _newly_startable(before: Session, after: Session) -> list[str]:
-    known = {run.n for run in before.startable}
-    return [run.spec.queue for run in after.startable if run.n not in known]
+def dues_parked(run: Run, then: Session) -> tuple[Due, ...]:
+    """Its time goes on once it waits for nobody but its children."""
+    parked = then.run(run.n)
+    if parked is None or parked.deadline is None or run.deadline is not None or run.left is None:
+        return ()
+    return (Due(run.left, run.spec.queue, deadline(run)),)

@@ -134,6 +134,8 @@ def evolve(session: Session, recorded: Recorded) -> Session:
         case RunReported():
             return msgspec.structs.replace(session, unreported=False)
         case PlanChanged():
+            run = _at(session, data.run, data.attempt)
+            session = _with(session, run, recorded) if run else session
             return msgspec.structs.replace(session, plan_seq=recorded.seq)
         case RunCancelRequested():
             run = session.run(data.run)
@@ -248,7 +250,7 @@ def _run_requested(session: Session, recorded: Recorded, data: RunRequested) -> 
 
 def _child_started(session: Session, recorded: Recorded, data: ChildStarted) -> Session:
     run = _at(session, data.run, data.attempt)
-    if run is None:
+    if run is None or data.k <= run.children:
         return session
     calls = tuple(
         [
@@ -279,7 +281,8 @@ def _child_ended(session: Session, recorded: Recorded, data: ChildEnded) -> Sess
             for call in run.open_calls
         ]
     )
-    request = next((request for request in run.requests if request.call_id == data.call_id), None)
+    call = run.call_of(data.k)
+    request = run.request(call.request) if call else None
     # An event that closes a request is taken account of there.
     session = _with(session, run, None if request else recorded, open_calls=calls, usage=run.usage + data.usage)
     if request is None:
@@ -439,6 +442,10 @@ def _close(
     if len(still) == len(run.requests):
         return session
     replies = (*run.replies, message_id) if message_id else run.replies
+    parks = bool(still) and all(request.kind == "child" for request in still)
+    due = run.deadline
+    if parks and due is None and run.left is not None:  # its time goes on: nobody is to say anything
+        due = recorded.time + run.left
     session = _with(
         session,
         run,
@@ -447,7 +454,8 @@ def _close(
         open_calls=tuple(calls.values()),
         replies=replies,
         refused_by_expiry=fails,
-        parked=all(request.kind == "child" for request in still) if still else run.parked,
+        parked=parks if still else run.parked,
+        deadline=due,
         status="waiting" if still else "queued",
         resume=None if still else "reply" if message_id else "answers",
     )
@@ -542,7 +550,8 @@ def _run_ended(session: Session, run: Run, recorded: Recorded, data: RunEnded) -
 def _ended(session: Session, run: Run, recorded: Recorded, status: RunStatus) -> Session:
     closed = session.closed
     for request in run.requests:
-        closed = closed.add(request_id(session, run.n, request.k), Closed(recorded.seq, "ended"))
+        how = "returned" if request.kind == "child" else "ended"
+        closed = closed.add(request_id(session, run.n, request.k), Closed(recorded.seq, how))
     session = msgspec.structs.replace(
         session,
         runs=tuple([other for other in session.runs if other is not run]),

@@ -168,7 +168,7 @@ Effect = RunEffect | BetweenEffect | Entitle | Erase
 def plan(session: Session, now: int, drive: Drive) -> tuple[Effect, ...]:
     """`now` is broker time in milliseconds. Effects of one run only, of the drive's own queue: of the run that it
     carries out, else of one that nobody does, or that it may take over."""
-    beside = _of_children(session, drive)
+    beside = _between(session)
     if session.deleted:
         return (*beside, *_of_deleted(session, drive))
     for run in session.runs:
@@ -177,7 +177,7 @@ def plan(session: Session, now: int, drive: Drive) -> tuple[Effect, ...]:
     for run in session.runs:
         if run.spec.queue == drive.queue and (effects := _of_other(session, run, now, drive)):
             return (*beside, *effects)
-    return beside or titling(session, drive)
+    return (*beside, *titling(session, drive))
 
 
 def next_due(session: Session, drive: Drive) -> int | None:
@@ -202,10 +202,9 @@ def blocked_by(session: Session, drive: Drive) -> tuple[Wake, ...]:
     )
 
 
-def _of_children(session: Session, drive: Drive) -> tuple[BetweenEffect, ...]:
-    """What goes on between this session and those that it was delegated by or has delegated to."""
-    if session.last_queue != drive.queue:
-        return ()
+def _between(session: Session) -> tuple[BetweenEffect, ...]:
+    """What goes on between this session and those that it was delegated by or has delegated to: any drive's to do, for
+    it needs no agent."""
     found: list[BetweenEffect] = [
         CancelChild(key=f"{_at(session, child.run)}:cancel:{child.k}", run=child.run, child=child)
         for child in session.children

@@ -21,7 +21,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Every field with its value; as it stands, the preset `strict`. `a_b` is `a.b` in JSON.
 
     `on_busy`: what a message does that comes while a run is live. `message_on_busy`: whether a message may say that
-    itself. `on_message.…`: what a message does while a run has open questions, open approvals, or is parked.
+    itself. `on_message.…`: what a message does while a run has open questions, open approvals, or is parked: waits for
+    its sub-agents alone.
     `authors`: whether a run takes messages of anybody, or only of the author whose message started it. `starters`: who
     may start a turn. `recovery`: what becomes of a run whose runner stopped (`durable`: resume if its agent is
     durable). `on_disconnect`: what becomes of a run when the client that streams it goes away. `history.…`: what of
@@ -98,12 +99,11 @@ PRESETS: Final[Mapping[Preset, Policy]] = {
 }
 
 NOT_AVAILABLE: Final[Mapping[str, frozenset[str]]] = {
-    "on_message.parked": frozenset({"interleave", "queue", "reject"}),
     "history.window": frozenset({"fit"}),
     "history.compaction": frozenset({"on"}),
 }
 """Values that this release knows and does not offer by themselves. A preset that has them does the nearest thing that
-there is: nothing is ever parked, the whole history is shown."""
+there is: the whole history is shown."""
 GROUPS: Final = ("on_message", "history", "delete")
 STARTERS_MAX: Final = 100
 AUTHOR_MAX: Final = 128

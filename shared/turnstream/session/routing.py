@@ -23,7 +23,7 @@ import msgspec
 
 from turnstream.session import answers
 from turnstream.session.commands import Act, PostMessage
-from turnstream.session.decision import Decision, event_of, expiries, expiry, wakes_answered
+from turnstream.session.decision import Decision, after, dues_parked, event_of, expiries, expiry, wakes
 from turnstream.session.errors import Rejected
 from turnstream.session.events import (
     NO_POLICY,
@@ -102,15 +102,17 @@ def check_title(title: Title | None, policy: Policy) -> None:
 def _acts_later(session: Session, policy: Policy) -> bool:
     """Whether an action has to wait for its turn. Raises `Rejected`."""
     if not session.live:
-        return bool(session.runs) and _waits_for_parked(session, policy)
+        return waits_for_parked(session, policy)
     if policy.on_busy == "reject":
         raise _is_active(session, "an action meanwhile")
     return policy.on_busy != "parallel"
 
 
-def _waits_for_parked(session: Session, policy: Policy) -> bool:
+def waits_for_parked(session: Session, policy: Policy) -> bool:
     """Whether something that comes while runs wait for their children alone has to wait for them. Raises
     `Rejected`."""
+    if not session.runs:
+        return False
     if policy.on_message_parked == "reject":
         run = session.key.run(session.runs[0].n)
         message = f"run {run} waits for its sub-agents, and the session refuses everything meanwhile"
@@ -120,7 +122,9 @@ def _waits_for_parked(session: Session, policy: Policy) -> bool:
 
 def _is_active(session: Session, what: str) -> Rejected:
     """Why a session with a live run refuses something."""
-    run = session.key.run((session.holder or session.live[0]).n)
+    front = session.front
+    assert front is not None
+    run = session.key.run(front.n)
     return Rejected("run_active", f"run {run} is not ended, and the session refuses {what}", run=run)
 
 
@@ -161,11 +165,10 @@ class _Route:
             return self._decision()
         live = self.session.live
         if not live:
-            later = bool(self.session.runs) and _waits_for_parked(self.session, self.policy)
-            return self._queued() if later else self._starts()
+            return self._queued() if waits_for_parked(self.session, self.policy) else self._starts()
         waiting = next((run for run in live if run.for_people), None)
         if waiting is None or waiting.is_to_end:
-            return self._busy(live)
+            return self._busy()
         if any(request.kind == "approval" for request in waiting.requests):
             match self.policy.on_message_approval:
                 case "reject":
@@ -184,8 +187,9 @@ class _Route:
             case "parallel":
                 return self._starts()
 
-    def _busy(self, live: tuple[Run, ...]) -> Decision:
-        front = self.session.holder or live[0]
+    def _busy(self) -> Decision:
+        front = self.session.front
+        assert front is not None
         match self.policy.on_busy:
             case "reject":
                 what = "a second message"
@@ -208,13 +212,13 @@ class _Route:
     def _starts(self) -> Decision:
         _find_room(self.session)
         starts = Starts(run=self.session.last_run + 1, spec=self._spec())
-        return self._decision(starts=starts, wakes=(starts.spec.queue,))
+        return self._decision(starts=starts, woken=(starts.spec.queue,))
 
     def _queued(self, interrupts: Run | None = None) -> Decision:
         _find_room(self.session)
         n = interrupts.n if interrupts else 0
         queued = Queued(run=self.session.last_run + 1, spec=self._spec(), interrupts=n)
-        return self._decision(queued=queued, wakes=(interrupts.spec.queue,) if interrupts else ())
+        return self._decision(queued=queued, woken=(interrupts.spec.queue,) if interrupts else ())
 
     def _steers(self, run: Run) -> Decision:
         """Only what is for this very run: another author's message, where that matters, or one for another agent or
@@ -263,15 +267,16 @@ class _Route:
         settled = tuple(
             expiry(run.n, request.k) for request in expiries(run) if request_id(self.session, run.n, request.k) in names
         )
-        wakes = wakes_answered(self.session, run, len(said))
-        return self._decision(answers=Answers(run=run.n, requests=said), wakes=wakes, settled=settled)
+        decision = self._decision(answers=Answers(run=run.n, requests=said), settled=settled)
+        then = after(self.session, decision.event)
+        return msgspec.structs.replace(decision, wakes=wakes(self.session, then), dues=dues_parked(run, then))
 
     # --- what they need ---------------------------------------------------------------------------------------------
 
     def _decision(
         self,
         *,
-        wakes: tuple[str, ...] = (),
+        woken: tuple[str, ...] = (),
         settled: tuple[str, ...] = (),
         starts: Starts | None = None,
         queued: Queued | None = None,
@@ -279,7 +284,7 @@ class _Route:
         answers: Answers | None = None,
     ) -> Decision:
         data = msgspec.structs.replace(self.posted, starts=starts, queued=queued, steers=steers, answers=answers)
-        return Decision(event_of(self.command, self.session, data), wakes, settled=settled)
+        return Decision(event_of(self.command, self.session, data), woken, settled=settled)
 
     def _spec(self) -> Spec:
         """What the run carries out, with everything pinned that was said about it."""

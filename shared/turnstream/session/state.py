@@ -68,6 +68,7 @@ EDGES: dict[RunStatus | None, dict[str, frozenset[RunStatus]]] = {
         "request.answered": frozenset({"waiting", "queued"}),
         "request.expired": frozenset({"waiting", "queued"}),
         "message.posted": frozenset({"waiting", "queued"}),
+        "child.ended": frozenset({"waiting", "queued"}),
         "run.ended": frozenset({"failed", "cancelled", "timed_out"}),
         "session.deleted": frozenset({"cancelled"}),
     },
@@ -251,6 +252,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """The open call of this id."""
         return next((call for call in self.open_calls if call.id == call_id), None)
 
+    def call_of(self, child: int) -> Call | None:
+        """The open call that this child is for."""
+        return next((call for call in self.open_calls if call.child == child), None)
+
     @property
     def for_people(self) -> tuple[Request, ...]:
         """The open requests that a person can answer."""
@@ -391,6 +396,12 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """The runs that keep the session busy: all that have not ended but those that wait for their children alone."""
         return tuple([run for run in self.runs if not (run.parked and run.status == "waiting")])
 
+    @property
+    def front(self) -> Run | None:
+        """The run that holds the turn; where none does, the live one that is about to take it."""
+        live = self.live
+        return self.holder or next((run for run in live if run.parked), live[0] if live else None)
+
     def place_of_leftover(self, n: int) -> int:
         """Where in `runs` belongs what run `n` leaves over: the newest word counts first."""
         return max([place for place, run in enumerate(self.runs, 1) if run.interrupts == n], default=0)
@@ -429,14 +440,15 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         )
 
     def _is_behind(self, place: int) -> bool:
-        """Whether another run comes before the one at this place. What was parked goes before everything that has not
-        begun; one that still waits for its children is passed, unless its policy has nothing done meanwhile."""
-        if self.runs[place].parked:
+        """Whether another run comes before the one at this place. What was parked goes before everything in line that
+        has not begun; one that still waits for its children is passed by what may start beside it."""
+        run, before = self.runs[place], self.runs[:place]
+        if run.parked:
             return False
-        before = self.runs[:place]
-        if any(not run.parked or run.policy.on_message_parked != "interleave" for run in before):
+        parked = all(other.parked and other.status == "waiting" for other in before)
+        if before and not (parked and run.policy.on_message_parked == "interleave"):
             return True
-        return any(run.parked and run.status == "queued" for run in self.runs)
+        return any(other.parked and other.in_line and other.status == "queued" for other in self.runs)
 
 
 def clock_stands(run: Run, asked: Iterable[Request | Ask]) -> bool:
