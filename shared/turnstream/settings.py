@@ -146,7 +146,7 @@ class Settings(BaseSettings):
         524_288, description="largest event; longer tool results and answers go to the object store"
     )
     attachment_max: PositiveInt = Field(8_388_608, description="largest attachment")
-    attachment_expires: Annotated[float, Field(ge=60)] = Field(
+    attachment_expires: PositiveFloat = Field(
         86_400.0, description="time that an attachment is kept which no message names"
     )
     metadata_max: PositiveInt = Field(8_192, description="largest metadata of a session")

@@ -1,17 +1,25 @@
 """What a run's model is shown of attachments: read once, the same in every turn, and never a reason to fail."""
 
 import asyncio
+import base64
 from collections.abc import AsyncGenerator
 
 from tests.support.driving import FakeBlobs, World, asks_once, call
+from tests.support.providers import peer, strict
+from tests.support.stage import Stage
 from tests.support.waiting import eventually
 
 from turnstream.agents import tool
 from turnstream.broker.errors import BrokerTimeout
 from turnstream.session.attachments import SHOWN_MAX, TEXT_MAX
-from turnstream.session.events import Attachment, Blob, RunEnded
+from turnstream.session.commands import PostMessage
+from turnstream.session.events import Attachment, Blob, Opens, Part, RunEnded
+from turnstream.settings import ModelSettings
+from turnstream.wire.attachments import Attachments
+from turnstream.wire.blobs import Blobs
 from turnstream_runner.drive import Outcome
 from turnstream_runner.models.port import Image, Item, ModelRequest, Reply, Shown
+from turnstream_runner.models.registry import Models
 
 PNG = b"\x89PNG\r\n\x1a\n rest"
 
@@ -109,6 +117,42 @@ async def test_what_the_window_shows_is_there_in_its_turn_only() -> None:
     assert first.messages[0].text == "<window_context>page &lt;/window_context&gt; 1</window_context>"
     later = await turn(world, text="and now?")
     assert "page" not in str(later.messages)
+
+
+async def test_a_provider_gets_what_was_put_the_same_in_every_turn(stage: Stage) -> None:
+    """From the object store to the wire."""
+    blobs = Blobs(stage.broker)
+    attachments = Attachments(stage.broker, blobs)
+    key = stage.key("s1")
+    png, _ = await attachments.put(key, "Übersicht 🌍.png", "image/png", PNG)
+    notes, _ = await attachments.put(key, "notes.txt", "text/plain", b"x" * 300_000)
+    lost, _ = await attachments.put(key, "lost.txt", "text/plain", b"lost")
+    await blobs.erase(key, frozenset({png.blob, notes.blob}))
+    async with peer(strict) as provider:
+        local = ModelSettings(provider="openai", model="m", base_url=provider.base_url)
+        models = Models({"local": local})
+        await stage.actor(models=models, model="local")
+        for text, attached in (("look", (png, notes, lost)), ("and now?", ())):
+            message = PostMessage(
+                origin=stage.origin(),
+                message_id=text[:3],
+                author="user:ann",
+                content=(Part(text=text),),
+                attachments=attached,
+                specs=stage.specs,
+                opens=Opens(),
+            )
+            handled = await stage.do(message)
+            await stage.until("run.ended", count=handled.session.last_run)
+        await models.close()
+        first, second = [exchange.body["messages"] for exchange in provider.seen][:2]
+    assert [end.status for end in await stage.found(RunEnded)] == ["completed", "completed"]
+    named, image, texts = first[0]["content"]
+    assert named["text"].endswith('name="Übersicht 🌍.png" type="image/png" size="13"/>')
+    assert image["image_url"]["url"] == f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+    assert "x" * TEXT_MAX + "\n[cut: " in texts["text"]
+    assert texts["text"].endswith('<attachment name="lost.txt" type="text/plain" size="4" missing="true"/>')
+    assert second[: len(first)] == first and second[-1]["content"] == "and now?"
 
 
 class Away(FakeBlobs):
