@@ -8,6 +8,7 @@ import pytest
 from tests.contracts.events import decision, deleted, erased, fill, read
 from tests.contracts.test_log_handle import KEY, OPENS, Watched
 from tests.core.scenario import QUEUE, post
+from tests.support.snapshots import Store
 from tests.support.waiting import eventually
 
 from turnstream.ids import SessionKey
@@ -20,31 +21,6 @@ from turnstream.session import snapshot
 from turnstream.session.events import Recorded
 from turnstream.session.fold import fold
 from turnstream.session.state import Session
-
-
-class Store:
-    """Snapshots in a dict. `away`: nobody answers."""
-
-    def __init__(self) -> None:
-        self.held: dict[SessionKey, tuple[bytes, int]] = {}
-        self.written: list[int] = []
-        """The revisions that puts were for."""
-        self.away = False
-        self.before_put: Callable[[], Awaitable[object]] | None = None
-
-    async def get(self, key: SessionKey) -> tuple[bytes, int] | None:
-        return None if self.away else self.held.get(key, (b"", 0))
-
-    async def put(self, key: SessionKey, data: bytes, revision: int) -> None:
-        if self.before_put:
-            await self.before_put()
-        self.written.append(revision)
-        if not self.away and self.held.get(key, (b"", 0))[1] == revision:
-            self.held[key] = data, revision + 1
-
-    def found(self, key: SessionKey = KEY) -> snapshot.Snapshot | None:
-        data, _ = self.held.get(key, (b"", 0))
-        return snapshot.decode(data, key) if data else None
 
 
 @pytest.fixture
@@ -79,15 +55,12 @@ def truth(log: Watched, key: SessionKey = KEY) -> Session:
 
 def take(log: Watched, store: Store, events: int, key: SessionKey = KEY) -> Session:
     """What the session was after so many events, and a snapshot of that."""
-    some = log._events[key][:events]
-    session = fold(Session(key=key), some)
-    store.held[key] = snapshot.encode(session, some[-1]), store.held.get(key, (b"", 0))[1] + 1
-    return session
+    return store.take(key, log._events[key][:events])
 
 
 async def until_written(store: Store, seq: int) -> None:
     def there() -> bool:
-        found = store.found()
+        found = store.found(KEY)
         return found is not None and found.seq == seq
 
     await eventually(there, what=f"a snapshot at {seq}")
@@ -308,7 +281,7 @@ async def test_a_snapshot_says_what_the_log_says(log: Watched, store: Store, pro
         await sessions.handle(KEY, post(f"m{n}", policy=QUEUE, opens=OPENS))
     await until_written(store, await log.last(KEY))
     assert await sessions.load(KEY) != truth(log)
-    found = store.found()
+    found = store.found(KEY)
     assert found and found.session == truth(log)
 
 
@@ -318,7 +291,7 @@ async def test_one_of_several_processes_writes(log: Watched, store: Store, proce
     await asyncio.gather(*(sessions.load(KEY) for sessions in several))
     for sessions in several:
         await is_idle(sessions)
-    found = store.found()
+    found = store.found(KEY)
     assert found and found.session == truth(log)
     assert store.held[KEY][1] == 1, "what others write meanwhile is left to them"
     late = processes()

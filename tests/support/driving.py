@@ -56,6 +56,8 @@ class CountingLog(MemoryLog):
         super().__init__(now)
         self.appends = 0
         self.reads = 0
+        self.shown: list[int] = []
+        """The sequences of the events that were given to readers."""
         self.lose_answers = 0
         """So many appends are stored and answered with `Unavailable`."""
         self.away = False
@@ -79,7 +81,12 @@ class CountingLog(MemoryLog):
         if self.away or key.session in self.away_for:
             raise Unavailable("away")
         async for some in super().read(key, after, at_least=at_least, page=page):
+            self.shown += [recorded.seq for recorded in some]
             yield some
+
+    async def at(self, key: SessionKey, seq: int) -> Recorded | None:
+        self.shown.append(seq)
+        return await super().at(key, seq)
 
 
 class FakeWork:
