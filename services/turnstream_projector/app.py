@@ -2,17 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 
 from turnstream.broker.pages import application
 from turnstream.broker.service import connect, first, unless
+from turnstream.log.handle import Sessions
+from turnstream.log.jetstream import JetStreamLog
 from turnstream.settings import Settings
 from turnstream.views.database import Commits, Database
 from turnstream.wire.attachments import Attachments
 from turnstream.wire.blobs import Blobs
 from turnstream.wire.work import Work
 from turnstream_projector.expiry import Expiry
+from turnstream_projector.passing import Passing
 from turnstream_projector.project import Projector
 from turnstream_projector.sweep import Sweep
 
@@ -45,18 +48,23 @@ async def serve(
             every=settings.sweep_every,
             after=settings.attachment_expires,
         )
-        await _work(projector, sweep, expiry, stop, ready)
+        loops = {"projector": projector.run(ready), "sweep": sweep.run(), "expiry": expiry.run()}
+        if settings.one_shot_expires is not None:
+            journal = JetStreamLog(broker, append_timeout=settings.append_timeout)
+            passing = Passing(
+                database,
+                Sessions(journal, now=broker.clock.now),
+                broker.clock,
+                every=settings.sweep_every,
+                after=settings.one_shot_expires,
+            )
+            loops["passing"] = passing.run()
+        await _work(loops, stop)
 
 
-async def _work(
-    projector: Projector, sweep: Sweep, expiry: Expiry, stop: asyncio.Event, ready: Callable[[], None] | None
-) -> None:
+async def _work(loops: Mapping[str, Coroutine[None, None, None]], stop: asyncio.Event) -> None:
     """Projects, sweeps and removes until `stop` is set, or until a part fails: then its error is raised."""
-    tasks = [
-        asyncio.create_task(projector.run(ready), name="projector"),
-        asyncio.create_task(sweep.run(), name="sweep"),
-        asyncio.create_task(expiry.run(), name="expiry"),
-    ]
+    tasks = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
     stopped = asyncio.create_task(stop.wait())
     try:
         await first(stopped, *tasks)

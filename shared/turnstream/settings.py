@@ -149,6 +149,9 @@ class Settings(BaseSettings):
     attachment_expires: PositiveFloat = Field(
         86_400.0, description="time that an attachment is kept which no message names"
     )
+    one_shot_expires: Annotated[float, Field(ge=60)] | None = Field(
+        30 * 86_400.0, description="time that a run without a session is kept after its last event; none: for ever"
+    )
     metadata_max: PositiveInt = Field(8_192, description="largest metadata of a session")
     tombstone: Annotated[int, Field(ge=300)] = Field(
         7 * 86_400, description="time that the id of an erased session is kept from late writers; then it is free"
@@ -180,7 +183,7 @@ class Settings(BaseSettings):
             raise ValueError("must name at least one queue, and none twice")
         return value
 
-    @field_validator("sync_interval", "agents_dir", "nats_creds", "health_port", mode="before")
+    @field_validator("sync_interval", "agents_dir", "nats_creds", "health_port", "one_shot_expires", mode="before")
     @classmethod
     def _blank(cls, value: object) -> object:
         """An empty variable says "none": what compose files write for a value that is not set."""

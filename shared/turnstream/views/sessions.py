@@ -83,7 +83,7 @@ class SessionPage(msgspec.Struct, frozen=True):
 def table(generation: int) -> Table:
     name = f"sessions_{generation}"
     deleted, unsettled = sql("deleted_at IS NOT NULL"), sql("unsettled_at IS NOT NULL")
-    parent = sql("parent IS NOT NULL")
+    parent, unlisted = sql("parent IS NOT NULL"), sql("listed = 0 AND deleted_at IS NULL")
     listed = ("account", "parent", "listed", "updated_at", "session")
     return Table(
         name,
@@ -102,6 +102,7 @@ def table(generation: int) -> Table:
         Column("unsettled_at", BigInteger),
         Column("body", Text, nullable=False),
         Index(f"{name}_listed", "account", "listed", "updated_at", "session"),
+        Index(f"{name}_unlisted", "updated_at", sqlite_where=unlisted, postgresql_where=unlisted),
         Index(f"{name}_parent", *listed, sqlite_where=parent, postgresql_where=parent),
         Index(f"{name}_unsettled", "unsettled_at", sqlite_where=unsettled, postgresql_where=unsettled),
         Index(f"{name}_deleted", "deleted_at", sqlite_where=deleted, postgresql_where=deleted),
@@ -195,6 +196,27 @@ async def unsettled_before(
         )
         rows = await reader.rows(statement)
         return [Unsettled(SessionKey(row.account, row.session), parse(row.body)) for row in rows]
+
+    return await db.read(work)
+
+
+async def one_shots_before(
+    db: Database, before: int, after: tuple[int, str] = (0, ""), *, limit: int
+) -> list[tuple[SessionKey, Row]]:
+    """Sessions of one-shot runs that nothing has happened in since this time, in the order of (time, key) behind
+    `after`. Raises `ViewsError`."""
+
+    async def work(reader: Reader) -> list[tuple[SessionKey, Row]]:
+        sessions = table(reader.generation)
+        at, key = sessions.c.updated_at, sessions.c.key
+        statement = (
+            select(sessions.c.account, sessions.c.session, sessions.c.body)
+            .where(sql("listed = 0 AND deleted_at IS NULL"), at < before)
+            .where((at > after[0]) | ((at == after[0]) & (key > after[1])))
+            .order_by(at, key)
+            .limit(limit)
+        )
+        return [(SessionKey(row.account, row.session), parse(row.body)) for row in await reader.rows(statement)]
 
     return await db.read(work)
 
