@@ -143,7 +143,7 @@ class Players:
 
     def act(self, writer: Writer, dice: Dice) -> None:
         action, author = call_of(dice.of(["t1", "t1", "c1", "p1", "k1", "q1"])), dice.of(["user:ann", "client:bot"])
-        tools = dict.fromkeys(SPECS, {action.name: ""})
+        tools = {key: {action.name: ""} for key in SPECS}
         command = commands.Act(origin=origin("act"), action=action, author=author, specs=SPECS, tools=tools)
         self._ask(writer, command, dice)
 
