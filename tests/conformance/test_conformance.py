@@ -73,12 +73,12 @@ def as_json(data: Fact) -> Any:
     """As it is stored, without what is at its default; nothing that is empty says anything, but where a session is
     updated."""
     stored = msgspec.json.decode(msgspec.json.encode(data))
-    return stored if isinstance(data, SessionUpdated) else without_empty(stored)
+    return without_empty(stored, {"usage"} if isinstance(data, SessionUpdated) else EMPTY)
 
 
-def without_empty(data: dict[str, Any]) -> dict[str, Any]:
-    inner = {name: without_empty(value) if name == "opens" else value for name, value in data.items()}
-    return {name: value for name, value in inner.items() if name not in EMPTY or value}
+def without_empty(data: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    inner = {name: without_empty(value, names) if name == "opens" else value for name, value in data.items()}
+    return {name: value for name, value in inner.items() if name not in names or value}
 
 
 def fact_of(given: Mapping[str, Any]) -> Fact:
@@ -111,9 +111,11 @@ def history_of(case: Mapping[str, Any]) -> list[Recorded]:
 # -- what is asked ----------------------------------------------------------------------------------------------------
 
 
-def command_of(case: Mapping[str, Any], specs: Mapping[str, Spec], last: int) -> Command:
+def command_of(case: Mapping[str, Any], file: Mapping[str, Any], specs: Mapping[str, Spec], last: int) -> Command:
     ((name, fields),) = case["when"].items()
     fields = dict(fields or {})
+    if name == "act":
+        fields["tools"] = file.get("tools", {})
     at = fields.pop("at", last + 1)
     origin = Origin(
         id=fields.pop("id", "command"),
@@ -165,7 +167,8 @@ def record(origin: Origin, fields: dict[str, Any], specs: Mapping[str, Spec]) ->
 
 
 def act(origin: Origin, fields: dict[str, Any], specs: Mapping[str, Spec]) -> Command:
-    return commands.Act(origin=origin, action=msgspec.convert(fields["action"], ToolCall), specs=specs)
+    action = msgspec.convert(fields.pop("action"), ToolCall)
+    return commands.Act(origin=origin, action=action, specs=specs, **{"author": origin.actor, **fields})
 
 
 def end_child(origin: Origin, fields: dict[str, Any], specs: Mapping[str, Spec]) -> Command:
@@ -207,13 +210,13 @@ COMMANDS: dict[str, Any] = {
 # -- what comes of it -------------------------------------------------------------------------------------------------
 
 
-def outcome_of(case: Mapping[str, Any], agents: Mapping[str, Any]) -> dict[str, Any]:
+def outcome_of(case: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
     """What this core answers, in the words of a case."""
     events = history_of(case)
-    specs = {name: msgspec.convert(spec, Spec) for name, spec in agents.items()}
+    specs = {name: msgspec.convert(spec, Spec) for name, spec in file["agents"].items()}
     last = events[-1].time // 1000 if events else 0
     try:
-        decision = decide(command_of(case, specs, last), fold(Session(key=KEY), events))
+        decision = decide(command_of(case, file, specs, last), fold(Session(key=KEY), events))
     except Rejected as refusal:
         return {"refused": {"code": refusal.code, **refusal.details}}
     if decision is None:
@@ -248,7 +251,7 @@ def test_case(document: str, case: dict[str, Any]) -> None:
         found = build(history_of(case), by.get("run"), resolve(policy_of(by.get("policy", {}))))
         assert [message_of(message) for message in found] == case["sees"]
         return
-    found = outcome_of(case, FILES[document]["agents"])
+    found = outcome_of(case, FILES[document])
     (outcome,) = OUTCOMES & set(case)
     assert set(found) == {outcome}, found
     if outcome == "then":
