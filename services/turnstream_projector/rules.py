@@ -132,10 +132,6 @@ class Checker:
                 self._check_child_ended(session, recorded, data)
             case RunReported():
                 self._check_reported(session, recorded, data)
-            case PlanChanged():
-                if (run := session.run(data.run)) and run.call(data.call_id) is None:
-                    message = f"a checklist by call {data.call_id}, which is not open"
-                    self._add("no_such_call", session, session.key.run(run.n), recorded, message)
             case SessionUpdated() | SessionDeleted() | SessionErased() | Unknown():
                 pass
             case _:
