@@ -227,6 +227,20 @@ async def test_who_has_slept_long_goes_on_from_a_snapshot(log: Watched, store: S
     assert len(events) == 50
 
 
+async def test_who_knows_more_than_the_snapshot_goes_on_from_there(
+    log: Watched, store: Store, processes: Processes
+) -> None:
+    seqs = await fill(log, KEY, 400)
+    sessions = processes()
+    await sessions.load(KEY)
+    await is_idle(sessions)
+    take(log, store, 150)
+    seqs += await fill(log, KEY, EVERY + 50, seqs[-1])
+    log.take_asked()
+    assert await sessions.load(KEY) == truth(log)
+    assert log.take_asked() == [f"read {seqs[399]}", f"read {seqs[399 + EVERY]}"]
+
+
 async def test_a_few_new_events_are_read_as_ever(log: Watched, store: Store, processes: Processes) -> None:
     seqs = await fill(log, KEY, 200)
     sessions = processes()
@@ -298,6 +312,24 @@ async def test_one_of_several_processes_writes(log: Watched, store: Store, proce
     await late.load(KEY)
     await is_idle(late)
     assert len(store.written) <= 4
+
+
+async def test_what_another_process_has_written_is_not_written_again(
+    log: Watched, store: Store, processes: Processes
+) -> None:
+    seqs = await fill(log, KEY, EVERY)
+    one, other = processes(), processes()
+    await one.load(KEY)
+    await until_written(store, seqs[-1])
+    seqs += await fill(log, KEY, EVERY // 2, seqs[-1])
+    await one.load(KEY)
+    seqs += await fill(log, KEY, EVERY // 2, seqs[-1])
+    await other.load(KEY)
+    await until_written(store, seqs[-1])
+    await fill(log, KEY, 1, seqs[-1])
+    await one.load(KEY)
+    await is_idle(one)
+    assert store.written == [0, 1]
 
 
 async def test_a_process_writes_one_snapshot_at_a_time(log: Watched, store: Store, processes: Processes) -> None:

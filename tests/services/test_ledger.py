@@ -88,6 +88,7 @@ async def test_events_are_read_from_where_they_are_needed(old: Old) -> None:
     old.shown()
     for since in (posted, OLD, OLD - 9):
         assert [recorded.seq for recorded in await ledger.events(since)] == [*range(since, posted + 1)]
+        assert (await ledger.at(since)).seq == since
     assert not old.shown(), "they were at hand"
     assert [recorded.seq for recorded in await ledger.events(OLD - 50)] == [*range(OLD - 50, posted + 1)]
     assert min(old.shown()) == OLD - 50
