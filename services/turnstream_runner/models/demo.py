@@ -49,6 +49,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from operator import attrgetter
 
 from turnstream.ids import digest
 from turnstream.session import attachments
@@ -75,6 +76,7 @@ UNICODE = (
     "line ends \u2028 \u2029 \x85 \x0b \x0c \x1c \r\n | zero width \u200b\u200d\ufeff | quotes \"'`\\ </script> &amp;"
 )
 
+_TEXT = attrgetter("text")
 _WORD = re.compile(r"\s*\S+\s*?|\s+\Z")
 _RETRYABLE = frozenset({408, 409, 429})
 
@@ -320,7 +322,11 @@ def _words(text: str) -> list[str]:
 def _usage(request: ModelRequest, text: str, reasoning: str, calls: Iterable[ToolCall]) -> Usage:
     asked = sum(_tokens(call.name) + _tokens(call.arguments) for call in calls)
     thought = _tokens(reasoning)
-    sent = sum(_tokens(message.text) for message in request.messages) + _tokens(request.instructions)
+    # A long session has many messages: only what is not ASCII is encoded to be counted.
+    sizes = [
+        len(text) if text.isascii() else len(text.encode(errors="replace")) for text in map(_TEXT, request.messages)
+    ]
+    sent = sum([(size + 3) // 4 for size in sizes]) + _tokens(request.instructions)
     sent += sum(_tokens(shown.text or "") for shown in request.shown)
     return Usage(input_tokens=sent, output_tokens=_tokens(text) + thought + asked, reasoning_tokens=thought)
 
