@@ -111,6 +111,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     last_end: RunStatus | None = None
     last_author: str = ""
     """Whose message the run was for that ended last: who tries it again takes its place."""
+    last_since: int = 0
+    """Sequence from which on what that run was for was said."""
     deleted: Gone | None = None
 
     @property
@@ -204,6 +206,7 @@ def with_runs(row: Row, session: Session, known: Mapping[int, tuple[Run, Live]])
         last_run=session.last_run,
         last_end=last.status if last else None,
         last_author=last.author if last else "",
+        last_since=last.since if last else 0,
     )
 
 
@@ -288,7 +291,7 @@ def session_of(key: SessionKey, row: Row, live: tuple[Run, ...]) -> Session:
         last_queue=row.queue,
         runs=live,
         last_run=row.last_run,
-        last_ended=Ended(row.last_run, end, _UNREAD, (), row.last_author) if end else None,
+        last_ended=Ended(row.last_run, end, _UNREAD, (), row.last_author, row.last_since) if end else None,
         deleted=Deleted(row.seq, gone.at, gone.mode, "") if gone else None,
         receipts=Recent(0),
         messages=Recent(0),
