@@ -40,7 +40,10 @@ class Client:
         self.know(agents.load())
 
     def know(self, known: agents.Agents) -> None:
-        self.specs |= {agent.name: msgspec.convert(agent.pinned(), Spec) for agent in known}
+        untitled = PolicyData(titles="client")  # no call of the model for that
+        for agent in known:
+            spec = msgspec.convert(agent.pinned(), Spec)
+            self.specs[agent.name] = msgspec.structs.replace(spec, policy=untitled)
 
     def key(self, session: str) -> SessionKey:
         return SessionKey(self.account, session)

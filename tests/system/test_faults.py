@@ -154,7 +154,7 @@ async def test_a21_a_run_is_there_though_its_runner_dies_right_behind_the_answer
 async def test_a56_an_answer_that_is_lost_is_had_by_asking_again(deployment: Deployment, session: str) -> None:
     """A proxy takes the 202. The same message, through the other API process: the same run."""
     one, two = deployment.apis
-    await opened(one, session)
+    await opened(one, session, policy={"titles": "derived"})
 
     async def lost(operation: str, **fields: Any) -> None:
         async with proxy(one.url) as line:

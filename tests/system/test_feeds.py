@@ -120,7 +120,7 @@ async def test_a68_a_life_of_half_a_second_a_connection_is_long_enough(
 ) -> None:
     """Whatever is sent on it: heartbeats do not help. Also `turnstream send` sees no end but the run's."""
     one, two = deployment.apis
-    await opened(one, session)
+    await opened(one, session, policy={"titles": "derived"})  # the answer is the last event
     async with proxy(one.url, life=0.5) as line, following(session, line.url) as follower:
         sending = spawn("send", session, "[slow 60 50ms]", url=line.url)
         await follower.until("run.ended")

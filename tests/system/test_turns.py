@@ -20,6 +20,8 @@ pytestmark = pytest.mark.system
 
 HANG = "[hang]"
 """A model that is blocked until its run is cancelled."""
+DERIVED = {"titles": "derived"}
+"""Nothing comes behind a turn."""
 
 
 @pytest.fixture(params=["http", "nats"])
@@ -54,7 +56,7 @@ async def free(speakers: list[Speaker], run: str) -> None:
 
 async def test_s01_one_message_one_reply(deployment: Deployment, speakers: list[Speaker], session: str) -> None:
     one, two = speakers
-    await opened(one, session)
+    await opened(one, session, policy=DERIVED)
     posted = await say(two, session, "echo Hello, world!")
     assert (posted["session"], posted["run"], posted["routed"]) == (session, f"{session}.1", "started")
     ended = await outcome(one, posted["run"])
@@ -158,7 +160,7 @@ async def test_s05_a_message_exactly_while_a_run_ends_is_taken_or_refused(deploy
         nonlocal refusals
         one, two = deployment.apis if n % 2 else reversed(deployment.apis)
         mine = f"{session}-{n}"
-        await opened(one, mine)
+        await opened(one, mine, policy=DERIVED)
         await say(one, mine, f"[wait {100 + 3 * n}ms][say first]")
         while (answer := await two.ask("post_message", session=mine, content="echo second")).status == 409:
             assert answer.body["code"] == "run_active" and answer.body["run"] == f"{mine}.1"
@@ -193,7 +195,7 @@ async def test_s05_a_message_that_may_wait_is_never_in_limbo_however_runs_end(
 
 
 async def test_s06_a56_the_same_key_at_once_is_one_run(speakers: list[Speaker], session: str) -> None:
-    await opened(speakers[0], session)
+    await opened(speakers[0], session, policy=DERIVED)
     key, body = f"key of {session}", {"session": session, "content": "echo once"}
     answers = await at_once([speakers[n % 2].ask("post_message", key=key, **body) for n in range(50)])
     assert {answer.status for answer in answers} == {200, 202}
