@@ -12,6 +12,7 @@ import pytest
 from tests.support.asking import Speaker, events, opened, outcome, say
 from tests.support.deployment import Deployment
 from tests.support.waiting import eventually
+from tests.system.test_attaching import put
 from tests.system.test_presets import begin, of, presets, reaches, sent
 
 from turnstream_cli.main import main
@@ -203,6 +204,18 @@ async def test_s33_a57_whoever_names_it_a_persons_title_stays(
     ended = await outcome(one, (await say(one, session, "echo more"))["run"])
     shown = (await two.ask("get_session", session=session, after=ended["seq"])).body
     assert (shown["title"], shown["title_source"]) == ("Mine", "user")
+
+
+async def test_s32_a_session_that_begins_with_nothing_but_a_file_is_named_by_its_agent(
+    deployment: Deployment, session: str
+) -> None:
+    await begin(deployment, session, "workspace")
+    one, two = deployment.apis
+    await put(one, session, "notes.txt", b"hello")
+    posted = await say(one, session, "", attachments=["notes.txt"])
+    derived = (await two.ask("get_session", session=session, after=posted["seq"])).body
+    assert derived["title"] in ("", "About attached notes txt"), "there is no text that it could come from"
+    assert (await titled(two, session, "agent"))["title"] == "About attached notes txt"
 
 
 # --- the checklist ------------------------------------------------------------------------------------------------
