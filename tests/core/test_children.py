@@ -1,65 +1,56 @@
-"""Sub-agents, from both sides: the run that delegates, and the session that it is delegated to."""
+"""Sub-agents as the run has them that delegates: what it intends, what it waits for, what becomes of them."""
 
 from typing import Any
 
 import msgspec
 import pytest
 from tests.core.scenario import (
-    AGENTS,
     NOTHING,
     Given,
-    answered,
     ask,
     asks,
+    came_out,
     cancel,
     cancel_requested,
+    child,
+    deleted,
+    drive,
     ended,
+    erase,
     given,
     opened,
-    origin,
     post,
     posted,
     record,
     rejected,
+    released,
     resumed,
     returned,
     spec,
     started,
+    tell,
     waiting,
+    with_origin,
 )
 
-from turnstream.session.commands import EndChild, ReportRun
-from turnstream.session.events import (
-    ChildEnded,
-    ChildStarted,
-    Fact,
-    Opens,
-    Parent,
-    PolicyData,
-    RunReported,
-    Usage,
+from turnstream.session.events import ChildStarted, Fact, PolicyData, RunEnded, Usage, Wake
+from turnstream.session.plan import (
+    CallModel,
+    CancelChild,
+    Detach,
+    DropChild,
+    End,
+    Entitle,
+    Erase,
+    Park,
+    Return,
+    Start,
+    StartChild,
 )
-from turnstream.session.plan import CancelChild, Detach, Park, Return, Start, StartChild, TellParent
-
-POET = AGENTS["poet"]
-
-
-def child(k: int, call: str, run: int = 1, *, wait: bool = True, attempt: int = 1) -> ChildStarted:
-    return ChildStarted(
-        run=run, attempt=attempt, call_id=call, k=k, child_session=f"s1--{run}-{k}", wait=wait, spec=POET
-    )
-
-
-def came_out(k: int, call: str, run: int = 1, status: Any = "completed", **fields: Any) -> ChildEnded:
-    return ChildEnded(run=run, call_id=call, k=k, status=status, **fields)
-
-
-def tell(ended: ChildEnded) -> EndChild:
-    return EndChild(origin=origin("tell"), ended=ended)
-
 
 UNTITLED = PolicyData(titles="client")
-ASKS = (opened(), posted("m1", 1, by=spec(policy=UNTITLED)), started(1, 1, "m1"), asks(1, 1, a="child", b="child"))
+BEGUN = (opened(), posted("m1", 1, by=spec(policy=UNTITLED)), started(1, 1, "m1"))
+ASKS = (*BEGUN, asks(1, 1, a="child", b="child"))
 INTENDED = (*ASKS, child(1, "a"), child(2, "b"))
 PARKED = (*INTENDED, waiting(1, ask("a", 1, kind="child"), ask("b", 2, kind="child")))
 
@@ -87,6 +78,101 @@ def test_it_does_not_park_on_a_child_that_was_not_started() -> None:
     given(*ASKS).when(record(PARKED[-1])).then(rejected("invalid_transition"))
 
 
+@pytest.mark.parametrize(
+    ("facts", "fact"),
+    [
+        ((*BEGUN, asks(1, 1, a=None)), child(1, "a")),
+        ((*BEGUN, asks(1, 1, a="question")), child(1, "a")),
+        (ASKS, child(1, "c")),
+        ((*ASKS, released(1)), child(1, "a")),
+        ((*ASKS, cancel_requested(1)), child(1, "a")),
+    ],
+    ids=["asks nothing", "asks a person", "unknown", "not running", "to end"],
+)
+def test_only_a_running_runs_call_that_delegates_has_a_child(facts: tuple[Fact, ...], fact: ChildStarted) -> None:
+    given(*facts).when(record(fact)).then(rejected("invalid_transition"))
+
+
+def test_an_older_attempt_has_no_child() -> None:
+    given(*ASKS, started(1, 2)).when(record(child(1, "a"))).then(rejected("fenced"))
+
+
+def test_a_run_has_ten_children_at_most() -> None:
+    calls = {f"c{n}": "child" for n in range(1, 12)}
+    ten = (*BEGUN, asks(1, 1, **calls), *(child(n, f"c{n}") for n in range(1, 10)))
+    given(*ten).when(record(child(10, "c10"))).then(child(10, "c10"))
+    given(*ten, child(10, "c10")).when(record(child(11, "c11"))).then(rejected("invalid_transition"))
+    error = returned(1, "c11", status="error", error="ten at most")
+    given(*ten, child(10, "c10")).when(record(error)).then(error)
+
+
+def test_a_second_child_of_a_number_that_is_read_is_ignored() -> None:
+    once = given(*ASKS, child(1, "a")).session
+    twice = given(*ASKS, child(1, "a"), child(1, "b", by="painter")).session
+    assert (twice.children, twice.runs, twice.delegated) == (once.children, once.runs, once.delegated)
+
+
+def test_children_of_all_runs_and_steps_have_numbers_of_their_own() -> None:
+    first = (*INTENDED, came_out(1, "a"), returned(1, "a"), came_out(2, "b"), returned(1, "b"))
+    scene = given(*first, asks(1, 2, a="child"))
+    (intent,) = scene.planned()
+    assert isinstance(intent, StartChild) and (intent.k, intent.key) == (3, "default/s1.1:2:a:child")
+    assert scene.when(record(child(3, "a"))).session.delegated == ((1, 3),)
+
+
+@pytest.mark.parametrize("status", ["ok", "denied", "uncertain"])
+def test_a_call_without_a_child_returns_an_error_at_most(status: Any) -> None:
+    given(*ASKS).when(record(returned(1, "a", status=status))).then(rejected("invalid_transition"))
+    error = returned(1, "a", status="error", error="there is no such agent")
+    given(*ASKS).when(record(error)).then(error)
+
+
+@pytest.mark.parametrize("status", ["ok", "error", "denied", "uncertain"])
+def test_a_call_returns_when_its_child_has_ended_and_not_before(status: Any) -> None:
+    fact = returned(1, "a", status=status)
+    given(*INTENDED).when(record(fact)).then(rejected("invalid_transition"))
+    fits = status in ("ok", "error")
+    over = given(*INTENDED, came_out(1, "a"))
+    over.when(record(fact)).then(fact if fits else rejected("invalid_transition"))
+
+
+def test_it_does_not_end_well_before_its_children() -> None:
+    given(*INTENDED).when(record(ended(1))).then(rejected("invalid_transition"))
+    given(*INTENDED).when(record(ended(1, "failed"))).then(ended(1, "failed", unfinished=("a", "b")))
+
+
+def test_it_parks_on_each_child_as_what_it_is() -> None:
+    given(*INTENDED).when(record(waiting(1, ask("a", 1), ask("b", 2, kind="child")))).then(rejected("invalid"))
+    given(*INTENDED).when(record(waiting(1, ask("a", 1, kind="child")))).then(rejected("invalid"))
+    scene = given(*INTENDED, came_out(1, "a"))
+    scene.when(record(PARKED[-1])).then(rejected("invalid_transition"))
+    alone = waiting(1, ask("b", 1, kind="child"))
+    given(*INTENDED, came_out(1, "a"), returned(1, "a")).when(record(alone)).then(alone)
+
+
+def test_s37_a_runner_that_dies_behind_the_intent_is_followed_by_one_that_parks() -> None:
+    """The child may be there or not: who parks opens it, and a second intent is not stored."""
+    again = Wake(work=7, cause=20, delivery=2)
+    (start,) = given(*INTENDED).planned(drive(again, nonce="next"))
+    assert isinstance(start, Start) and start.trigger == "recovery"
+    scene = given(*INTENDED, started(1, 2, wake=again))
+    assert names(scene) == [Park]
+    scene.when(record(child(3, "a", attempt=2))).then(rejected("invalid_transition"))
+    let_go = (*BEGUN, asks(1, 1, a="child"), child(1, "a", wait=False), started(1, 2, wake=again))
+    assert names(given(*let_go)) == [Detach]
+
+
+def test_a47_children_are_a_new_fact_so_that_only_recoveries_in_vain_count() -> None:
+    tried = (*ASKS, started(1, 2), started(1, 3))
+    assert given(*tried).session.runs[0].recoveries == 2
+    assert given(*tried, child(1, "a", attempt=3)).session.runs[0].recoveries == 0
+
+
+def test_s39_two_drives_begin_one_child() -> None:
+    first = given(*ASKS).when(record(child(1, "a")))
+    first.and_when(record(child(1, "a"))).then(rejected("invalid_transition"))
+
+
 def test_a_child_is_started_once_and_in_turn() -> None:
     given(*ASKS, child(1, "a")).when(record(child(2, "a"))).then(rejected("invalid_transition"))
     given(*ASKS).when(record(child(2, "a"))).then(rejected("invalid_transition"))
@@ -112,9 +198,60 @@ def test_it_is_told_once() -> None:
     given(*PARKED, came_out(1, "a")).when(tell(came_out(1, "a"))).then(NOTHING)
 
 
-def test_what_a_child_used_is_the_runs() -> None:
+def test_what_a_child_used_is_the_runs_and_counts_once() -> None:
     usage = Usage(input_tokens=5, output_tokens=7)
-    assert given(*PARKED, came_out(1, "a", usage=usage)).session.runs[0].usage == usage
+    scene = given(*PARKED, came_out(1, "a", usage=usage), came_out(1, "a", usage=usage))
+    assert scene.session.runs[0].usage == usage
+    ends = scene.when(cancel(1)).decision.event.data
+    assert isinstance(ends, RunEnded) and ends.usage == usage
+
+
+def test_what_its_children_used_may_be_more_than_it_has() -> None:
+    limited = (opened(), posted("m1", 1, by=spec(policy=UNTITLED, max_tokens=10)), *PARKED[2:])
+    usage = Usage(output_tokens=11)
+    scene = given(*limited, came_out(1, "a", usage=usage), came_out(2, "b"))
+    (end,) = scene.planned()
+    assert isinstance(end, End) and end.error and end.error.code == "budget_exceeded"
+
+
+def test_an_end_that_comes_late_costs_nobody_anything() -> None:
+    late = came_out(1, "a", status="cancelled", usage=Usage(output_tokens=3))
+    over = given(*PARKED, ended(1, "failed"))
+    over.when(tell(late)).then(msgspec.structs.replace(late, late=True), wakes=())
+    session = over.when(tell(late)).session
+    assert [child.k for child in session.children] == [2] and session.runs == ()
+
+
+def test_it_is_told_to_nobody_if_there_is_nobody() -> None:
+    given().when(tell(came_out(1, "a"))).then(rejected("not_found"))
+    given(*PARKED, deleted("detach")).when(tell(came_out(1, "a"))).then(rejected("not_found"))
+    given(*PARKED).when(tell(came_out(3, "a"))).then(NOTHING)
+    given(*PARKED).when(tell(came_out(1, "a", 2))).then(NOTHING)
+
+
+def test_a_repeat_of_the_word_is_recognised_by_its_key() -> None:
+    told = with_origin(tell(came_out(1, "a")), idempotency_key="k", body_digest="b")
+    given(*PARKED).when(told).then(came_out(1, "a")).and_when(told).then(NOTHING)
+
+
+def test_an_end_closes_the_call_of_its_own_run() -> None:
+    """Providers number calls as they like."""
+    second = (posted("m2", 2, by=spec(policy=UNTITLED)), started(2, 1, "m2"), asks(2, 1, a="child"), child(1, "a", 2))
+    scene = given(*PARKED, *second, came_out(1, "a", 2))
+    first, other = scene.session.runs
+    assert [call.closed for call in first.open_calls] == [None, None]
+    assert [call.closed for call in other.open_calls] == ["returned"]
+    assert [child.run for child in scene.session.children] == [1, 1]
+
+
+def test_an_end_answers_no_later_call_of_the_same_id() -> None:
+    detached = (*BEGUN, asks(1, 1, a="child"), child(1, "a", wait=False), returned(1, "a", output="running"))
+    asked = (*detached, asks(1, 2, a="question"), waiting(1, ask("a")))
+    done = came_out(1, "a", output="done")
+    outcome = given(*asked).when(tell(done)).then(msgspec.structs.replace(done, late=True), wakes=())
+    (run,) = outcome.session.runs
+    assert (run.status, [request.call_id for request in run.requests]) == ("waiting", ["a"])
+    assert outcome.session.closed.get("s1.1.q1") is None
 
 
 def test_a_child_that_ends_before_the_run_parks_is_not_waited_for() -> None:
@@ -122,62 +259,22 @@ def test_a_child_that_ends_before_the_run_parks_is_not_waited_for() -> None:
     assert names(scene) == [Return, Return]
 
 
-def test_a_parked_run_does_not_hold_the_turn() -> None:
-    scene = given(*PARKED)
-    assert scene.session.holder is None and scene.session.live == ()
-
-
-@pytest.mark.parametrize(("parked", "routed"), [("interleave", "started"), ("queue", "queued"), ("reject", None)])
-def test_s35_a_message_to_a_parked_session(parked: Any, routed: str | None) -> None:
-    policy = msgspec.convert({"on_message": {"parked": parked}}, PolicyData)
-    scene = given(opened(policy=policy), posted("m1", 1, by=spec(policy=policy)), *PARKED[2:])
-    if routed is None:
-        scene.when(post("m2")).then(rejected("run_active"))
-        return
-    session = scene.when(post("m2")).session
-    assert session.runs[1].n == 2
-    assert [run.n for run in session.startable] == ([2] if routed == "started" else [])
-
-
-INTERLEAVED = msgspec.convert({"on_message": {"parked": "interleave"}}, PolicyData)
-
-
-def interleaved(*facts: Fact) -> Given:
-    """A parked run, and a second one that has begun meanwhile."""
-    whole = (opened(policy=INTERLEAVED), posted("m1", 1, by=spec(policy=INTERLEAVED)), *PARKED[2:])
-    second = (posted("m2", 2, by=spec(policy=INTERLEAVED)), started(2, 1, "m2"))
-    return given(*whole, *second, *facts)
-
-
-def test_s35_the_resume_follows_the_turn_that_has_begun() -> None:
-    scene = interleaved(came_out(1, "a"), came_out(2, "b"))
-    assert [run.n for run in scene.session.startable] == []
-    after = interleaved(came_out(1, "a"), came_out(2, "b"), ended(2))
-    assert [run.n for run in after.session.startable] == [1]
-
-
-def test_a_run_that_resumes_goes_before_one_that_never_started() -> None:
-    whole = (opened(policy=INTERLEAVED), posted("m1", 1, by=spec(policy=INTERLEAVED)), *PARKED[2:])
-    scene = given(*whole, came_out(1, "a"), posted("m2", 2, by=spec(policy=INTERLEAVED)), came_out(2, "b"))
-    assert [run.n for run in scene.session.startable] == [1]
-
-
-def test_beside_a_question_it_holds_the_turn_until_that_is_answered() -> None:
-    mixed = (*ASKS[:3], asks(1, 1, a="child", q="question"), child(1, "a"))
-    scene = given(*mixed, waiting(1, ask("a", 1, kind="child"), ask("q", 2)))
-    assert scene.session.holder is not None
-    assert given(*mixed, waiting(1, ask("a", 1, kind="child"), ask("q", 2)), answered(1, 2, "x")).session.holder is None
-
-
 def test_nobody_waits_for_a_detached_child() -> None:
-    scene = given(*ASKS[:3], asks(1, 1, a="child"), child(1, "a", wait=False))
+    scene = given(*BEGUN, asks(1, 1, a="child"), child(1, "a", wait=False))
     (detach,) = scene.planned()
     assert isinstance(detach, Detach)
     fact = returned(1, "a", output="running")
     scene.when(record(fact)).then(fact)
     done = came_out(1, "a", output="done")
-    gone_on = given(*ASKS[:3], asks(1, 1, a="child"), child(1, "a", wait=False), fact)
-    gone_on.when(tell(done)).then(msgspec.structs.replace(done, late=True))
+    gone_on = given(*BEGUN, asks(1, 1, a="child"), child(1, "a", wait=False), fact)
+    gone_on.when(tell(done)).then(msgspec.structs.replace(done, late=True), wakes=())
+
+
+def test_a_detached_child_that_has_ended_is_what_its_call_returns() -> None:
+    scene = given(*BEGUN, asks(1, 1, a="child"), child(1, "a", wait=False), came_out(1, "a", late=True))
+    (back,) = scene.planned()
+    assert isinstance(back, Return)
+    scene.when(record(returned(1, "a", output="done"))).then(returned(1, "a", output="done"))
 
 
 @pytest.mark.parametrize("how", ["cancelled", "failed", "timed_out"])
@@ -200,36 +297,48 @@ def test_a_cancel_of_a_running_one_ends_its_children_too() -> None:
     assert [type(effect) for effect in scene.planned()][:2] == [CancelChild, CancelChild]
 
 
-# -- the child ------------------------------------------------------------------------------------------------------
-
-PARENT = Parent(session="s0", run=3, call_id="a", k=1)
-BRIEF = posted("brief", 1, opens=Opens(parent=PARENT))
-
-
-def test_a_child_tells_its_parent_when_its_run_has_ended() -> None:
-    assert given(BRIEF).session.parent == PARENT
-    scene = given(BRIEF, started(1, 1, "brief"), ended(1))
-    (effect,) = scene.planned()
-    assert isinstance(effect, TellParent) and effect.parent == PARENT
-    report = ReportRun(origin=origin("report"), run=1, told=True)
-    scene.when(report).then(RunReported(run=1, told=True))
-    done = given(BRIEF, started(1, 1, "brief"), ended(1), RunReported(run=1))
-    assert done.planned() == ()
-    done.when(report).then(NOTHING)
+def test_s36_a_message_that_interrupts_ends_the_children() -> None:
+    scene = given(*INTENDED).when(post("m2", policy=PolicyData(on_busy="interrupt"))).given
+    assert names(scene)[:2] == [CancelChild, CancelChild]
 
 
-def test_a_later_turn_of_a_child_is_nobodys_business() -> None:
-    told = (BRIEF, started(1, 1, "brief"), ended(1), RunReported(run=1))
-    assert given(*told, posted("m2", 2), started(2, 1, "m2"), ended(2)).planned() == ()
+def test_a_run_that_ends_well_leaves_alone_whom_it_let_go() -> None:
+    done = (*BEGUN, asks(1, 1, a="child"), child(1, "a", wait=False), returned(1, "a"), ended(1))
+    assert given(*done).planned() == ()
+    assert [child.cancel for child in given(*done).session.children] == [False]
+    assert [child.cancel for child in given(*done, deleted("detach")).session.children] == [True]
 
 
-def test_a_child_that_is_cancelled_before_it_starts_tells_its_parent() -> None:
-    assert given(BRIEF).when(cancel(1)).decision.wakes == ("default",)
+def test_whoever_is_woken_looks_after_the_children() -> None:
+    """No agent is needed for it: it does not wait for the runners of one queue."""
+    left = given(*PARKED, ended(1, "failed"))
+    for queue in ("default", "gpu", "elsewhere"):
+        assert names(left, drive(queue=queue)) == [CancelChild, CancelChild]
+    running = given(*PARKED, ended(1, "failed"), posted("m2", 2), started(2, 1, "m2"))
+    assert names(running) == [CancelChild, CancelChild, CallModel]
 
 
-def test_a_child_starts_whoever_may_start_turns_of_other_sessions() -> None:
-    people = spec(policy=PolicyData(starters="people"))
-    opens = Opens(agent="default", parent=Parent(session="s0", run=1, call_id="a", k=1))
-    by_agent = post("brief", author="agent:boss", specs={"default": people}, opens=opens)
-    routed = given().when(by_agent).decision.event.data  # pyright: ignore
-    assert routed.routed == "started"
+def test_children_that_are_to_end_keep_no_title_from_being_found() -> None:
+    titled = (opened(), posted("m0", 1), started(1, 1, "m0"), ended(1), posted("m1", 2), started(2, 1, "m1"))
+    left = given(*titled, asks(2, 1, a="child"), child(1, "a", 2), ended(2, "failed"))
+    assert names(left) == [CancelChild, Entitle]
+
+
+def test_s59_an_erased_session_takes_its_children_with_it_before_it_goes() -> None:
+    """The second was never opened, and the first had ended and been told of."""
+    one = (*INTENDED, came_out(1, "a"), returned(1, "a"), deleted("erase"))
+    effects = given(*one).planned()
+    assert [type(effect) for effect in effects] == [CancelChild, DropChild, DropChild, Erase]
+    assert [effect.session for effect in effects if isinstance(effect, DropChild)] == ["s1--1-1", "s1--1-2"]
+    assert names(given(*one), drive(queue="gpu")) == [CancelChild, DropChild, DropChild]
+
+
+def test_s29_a_session_that_leaves_its_runs_leaves_its_children_too() -> None:
+    assert names(given(*INTENDED, deleted("detach"))) == [CancelChild, CancelChild, Erase]
+    ended_before = (*INTENDED, came_out(1, "a"), came_out(2, "b"), deleted("detach"))
+    assert names(given(*ended_before)) == [Erase]
+
+
+def test_a_deleted_session_is_erased_once_and_its_children_forgotten() -> None:
+    gone = given(*INTENDED, deleted("erase")).when(erase(7)).given
+    assert gone.planned() == () and gone.session.children == () and gone.session.delegated == ()
