@@ -1,4 +1,5 @@
 pytest_plugins = [
+    "tests.support.strict",
     "tests.support.processes",
     "tests.support.nats",
     "tests.support.beds",

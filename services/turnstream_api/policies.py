@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from turnstream.session.events import NO_POLICY, PolicyData, Spec
-from turnstream.session.policy import CHOICES, NOT_AVAILABLE, parse_policy, resolve
+from turnstream.session.policy import CHOICES, parse_policy, resolve
 from turnstream.session.policy import Policy as Resolved
 from turnstream.settings import Settings
 from turnstream.specs import server_policy
@@ -39,8 +39,10 @@ ABOUT: Final[Mapping[str, str]] = {
     "history.turns": "what the model sees of earlier turns: `all` of them, or of those `completed` the message and the"
     " answer alone",
     "history.tools": "what it sees of their tools: results `bounded` to 8 KiB each, in `full`, or `none`",
-    "history.window": "`fit`, the newest that the model can take, is not in this release: all of it is sent",
-    "history.compaction": "`on`, a summary of what is old, is not in this release",
+    "history.window": "`fit`: the newest turns that the model can take; `all`: everything, and a provider that cannot"
+    " take it fails the run (`context_overflow`)",
+    "history.compaction": "`on`: where little room is left, a summary, made behind a turn by the model of it, takes the"
+    " place of what is old; `off`: nothing is summed up",
     "empty": "a model that says nothing at all: the run fails (`empty_reply`), or completes with a `note`",
     "clock": "the run's time-out while it waits for a person: it stands (`running`), or goes on (`wall`), as it does"
     " while the run waits for its sub-agents alone",
@@ -87,8 +89,6 @@ OnBusy = Annotated[
         extra_json_schema={"enum": list(CHOICES["on_busy"])},
     ),
 ]
-_NEAREST: Final[Mapping[str, str]] = {"history.window": "all", "history.compaction": "off"}
-"""What is done instead where a preset has a value that this release does not offer."""
 
 
 def given(policy: dict[str, object] | None) -> PolicyData | None:
@@ -108,15 +108,12 @@ def in_force(settings: Settings, spec: Spec | None, own: PolicyData) -> Resolved
 
 
 def shown(policy: Resolved) -> PolicyData:
-    """Every field with its value, as JSON has it. It may be given as a policy again: a value that this release does not
-    offer is what is done instead."""
+    """Every field with its value, as JSON has it. It may be given as a policy again."""
     found: dict[str, object] = {}
     for name in CHOICES:
         if name == "preset":
             continue
         value = getattr(policy, name.replace(".", "_"))
-        if value in NOT_AVAILABLE.get(name, ()):
-            value = _NEAREST[name]
         group, _, field = name.rpartition(".")
         if group:
             cast("dict[str, object]", found.setdefault(group, {}))[field] = value

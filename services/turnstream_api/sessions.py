@@ -1,19 +1,24 @@
 """Sessions: open, list, look at, change; their events and their history."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from turnstream import ids
+from turnstream.agents import context_of, lookup
 from turnstream.ids import SessionKey
 from turnstream.log import codec
 from turnstream.log.base import PAGE
 from turnstream.session import history
 from turnstream.session.commands import OpenSession as OpenCommand
 from turnstream.session.commands import UpdateSession as UpdateCommand
-from turnstream.session.events import TYPES, PolicyData
+from turnstream.session.events import TYPES, PolicyData, Recorded, Spec
+from turnstream.session.messages import Message
 from turnstream.session.state import Session as Folded
+from turnstream.session.window import Budget, budget_of
 from turnstream.views import history as history_view
 from turnstream.views import sessions as view
 from turnstream_api import checks, policies
@@ -237,9 +242,13 @@ class ReadHistory(Read, frozen=True, kw_only=True, rename={"form": "as"}):
 
 
 class ModelHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """The messages that a model would get now, oldest first."""
+    """The messages that a model would get now, oldest first: those of the run that is under way, if there is one."""
 
-    messages: tuple[history.Message, ...]
+    messages: tuple[Message, ...]
+    from_seq: Annotated[int, Meta(description="Sequence of the first event that is shown; 0: the session's first.")]
+    tokens: Annotated[int, Meta(description="What the prompt has, with instructions and tools: counted or estimated.")]
+    budget: Annotated[int | None, Meta(description="What it may have; null where nothing is known of the model.")]
+    fits: Annotated[bool, Meta(description="Whether what has to be in it fits into it.")]
     seq: int
 
 
@@ -250,9 +259,7 @@ async def read_history(api: Api, caller: Caller, request: ReadHistory) -> Answer
         session, events = await api.sessions.events(key)
         if not session.exists:
             raise checks.no_session(request.session)
-        policy = policies.in_force(api.settings, api.specs.get(session.agent_name), session.policy)
-        messages = history.build(events, policy=policy)
-        return Answer(body=ModelHistory(messages=messages, seq=session.seq), seq=session.seq)
+        return Answer(body=_as_model(api, session, events), seq=session.seq)
     await checks.shown(api, request.after)
     after = request.cursor or 0
     page = await history_view.page(api.views, key, after, request.limit)
@@ -260,6 +267,32 @@ async def read_history(api: Api, caller: Caller, request: ReadHistory) -> Answer
         await checks.shown(api, session.seq)
         page = await history_view.page(api.views, key, after, request.limit)
     return Answer(body=_fit(page), seq=page.position)
+
+
+def _as_model(api: Api, session: Folded, events: Sequence[Recorded]) -> ModelHistory:
+    """By the run that holds the turn, else as one of the session's agent would begin now."""
+    run = session.holder
+    spec = run.spec if run else api.specs.get(session.agent_name)
+    policy = run.policy if run else policies.in_force(api.settings, spec, session.policy)
+    budget = _budget(api, session, spec) if spec else None
+    view = history.build(session, events, run.n if run else None, policy, budget)
+    return ModelHistory(
+        messages=view.messages,
+        from_seq=view.since,
+        tokens=view.tokens,
+        budget=budget.tokens if budget else None,
+        fits=view.fits,
+        seq=session.seq,
+    )
+
+
+def _budget(api: Api, session: Folded, spec: Spec) -> Budget | None:
+    """What the last call of this model had; where there was none, what it has without instructions and tools."""
+    if prompt := session.prompt(spec.model):
+        return Budget(spec.model, prompt.window.budget, prompt.window.fixed)
+    with suppress(LookupError):
+        return budget_of(spec.model, context_of(lookup(spec.model, api.settings.models)))
+    return None
 
 
 async def _unshown(api: Api, key: SessionKey, position: int) -> Folded | None:

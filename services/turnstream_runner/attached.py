@@ -11,7 +11,7 @@ from typing import Final
 from turnstream.ids import SessionKey
 from turnstream.session import attachments as rules
 from turnstream.session.events import Attachment
-from turnstream.session.history import Message, UserMessage
+from turnstream.session.messages import Message, UserMessage
 from turnstream.telemetry import get_logger
 from turnstream.wire.attachments import blob_of
 from turnstream.wire.blobs import BlobLost, Blobs

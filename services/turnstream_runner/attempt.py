@@ -13,15 +13,17 @@ import msgspec
 
 from turnstream.broker.errors import BrokerFault
 from turnstream.ids import SessionKey, derive, digest
-from turnstream.session import history
+from turnstream.session import history, window
 from turnstream.session.commands import RunFact
 from turnstream.session.events import (
     UPDATE_PLAN,
     Ask,
     Blob,
+    Error,
     ModelReplied,
     PlanChanged,
     Recorded,
+    RunEnded,
     RunWaiting,
     ToolCall,
     ToolReturned,
@@ -30,11 +32,13 @@ from turnstream.session.events import (
 )
 from turnstream.session.plan import CallModel, CallTool, Park, Return
 from turnstream.session.state import Run, request_id
+from turnstream.session.window import Budget
 from turnstream_runner import checklist, delegation, requests
 from turnstream_runner.attached import Attached
 from turnstream_runner.delegation import Delegation
 from turnstream_runner.equipment import Equipment
 from turnstream_runner.ledger import Ledger, persist
+from turnstream_runner.models.port import UnknownModel
 from turnstream_runner.opaque import Opaque
 from turnstream_runner.perform import ModelCall, Partial, ToolUse
 from turnstream_runner.roles import Role
@@ -71,22 +75,25 @@ class Attempt:
 
     async def call_model(self, effect: CallModel, run: Run) -> RunFact:
         """What its provider wants back with this reply lies in the checkpoint before the reply is stored."""
-        events = await self._ledger.events()
-        own = await self._ledger.events(run.requested_seq) if run.steps else []
-        replies = [recorded for recorded in own if _is_reply(recorded, run.n)]
-        messages = history.build(events, run.n, run.policy)
+        budget = self._budget(run)
+        session, events = await self._ledger.shown(window.needs(self._ledger.session, run, run.policy, budget))
+        view = history.build(session, events, run.n, run.policy, budget)
+        if not view.fits:
+            return _too_much(effect, run, view)
+        replies = [recorded for recorded in events if _is_reply(recorded, run.n)] if run.steps else []
         call = ModelCall(
             key=self._ledger.key,
             run=run,
             effect=effect,
             role=self._role,
-            messages=messages,
-            shown=await self._attached.of(messages, images=self._equipment.models.shows_images(run.spec.model)),
-            opaque=await self.opaque.of(replies),
+            messages=view.messages,
+            window=view.window if run.policy.history_window == "fit" or run.policy.history_compaction == "on" else None,
+            shown=await self._attached.of(view.messages, images=self._equipment.models.shows_images(run.spec.model)),
+            opaque=await self.opaque.of([recorded for recorded in replies if recorded.seq in view.replies]),
             used=_call_ids(replies),
             traceparent=(await self._ledger.request(run)).traceparent,
         )
-        del events, own, replies, messages
+        del events, replies, view
         fact, opaque = await call.perform(self._equipment.models, self._speech, self.partial)
         event_id = derive(effect.key, effect.attempt)
         if not isinstance(fact, ModelReplied):
@@ -94,6 +101,13 @@ class Attempt:
             return await self._equipment.room.for_end(fact, self.put(f"{run.n}.{effect.attempt}.{effect.step}"))
         await self.opaque.keep(event_id, opaque)
         return self._equipment.room.for_reply(fact)
+
+    def _budget(self, run: Run) -> Budget | None:
+        """None: nothing is known of the model."""
+        try:
+            return self._role.budget(run.spec.model, self._equipment.models.context(run.spec.model))
+        except UnknownModel:
+            return None
 
     async def call_tool(self, effect: CallTool) -> RunFact | None:
         """None: nothing came of it, for the runner shut down before the call's turn, or the run is not this attempt's
@@ -192,6 +206,14 @@ def put(equipment: Equipment, key: SessionKey, name: str) -> Put:
             raise
 
     return store
+
+
+def _too_much(effect: CallModel, run: Run, view: history.View) -> RunEnded:
+    """What has to be in the prompt is more than the model takes: it is not asked."""
+    model = run.spec.model
+    message = f"what has to be said has about {view.tokens} tokens, and model {model} takes {view.window.budget}"
+    error = Error(code="context_overflow", message=message)
+    return RunEnded(run=run.n, attempt=effect.attempt, status="failed", error=error, model=model)
 
 
 def _is_reply(recorded: Recorded, run: int) -> bool:

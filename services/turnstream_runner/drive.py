@@ -17,7 +17,16 @@ from typing import Any, Final, assert_never
 import msgspec
 
 from turnstream.ids import SessionKey, derive
-from turnstream.session.commands import EraseSession, ExpireRequest, ReportRun, RunFact, StartRun, TitleSession
+from turnstream.session import history, window
+from turnstream.session.commands import (
+    CompactHistory,
+    EraseSession,
+    ExpireRequest,
+    ReportRun,
+    RunFact,
+    StartRun,
+    TitleSession,
+)
 from turnstream.session.events import (
     Blob,
     Error,
@@ -34,6 +43,7 @@ from turnstream.session.plan import (
     CallModel,
     CallTool,
     CancelChild,
+    Compact,
     Detach,
     DropChild,
     Effect,
@@ -48,16 +58,17 @@ from turnstream.session.plan import (
     StartChild,
     Steer,
     TellParent,
+    aside,
     blocked_by,
     end,
     next_due,
     plan,
-    titling,
 )
 from turnstream.session.plan import Drive as Identity
+from turnstream.session.policy import resolve
 from turnstream.session.state import Run, Session
 from turnstream.telemetry import metrics
-from turnstream_runner import titles
+from turnstream_runner import summaries, titles
 from turnstream_runner.attempt import Attempt, put
 from turnstream_runner.delegation import Delegation
 from turnstream_runner.equipment import Equipment
@@ -82,16 +93,16 @@ class Outcome(Enum):
     FENCED = auto()
     """The run that this drive had started is another's now: send nothing."""
     BUSY = auto()
-    """The runner removes as many deleted sessions, or looks for as many titles, as it may: deliver again in a
-    moment."""
+    """The runner removes as many deleted sessions, or looks for as many titles and summaries, as it may: deliver again
+    in a moment."""
     HANDED_BACK = auto()
     """The runner shuts down and nothing was started: deliver again at once."""
 
 
 class Drive:
     """`is_here` says whether this very runner works on a wake-up. `confirm` tells whoever keeps the lease that the log
-    was looked at and the run is still this drive's. `step_aside` makes room for turns, for one that looks for a title;
-    False: too many do already."""
+    was looked at and the run is still this drive's. `step_aside` makes room for turns, for one that looks for a title or
+    a summary; False: too many do already."""
 
     def __init__(
         self,
@@ -109,7 +120,7 @@ class Drive:
         self._confirm = confirm
         self._step_aside = step_aside
         self.aside = False
-        """It looks for a title and takes no turn's place; others do whatever else there is to do."""
+        """It looks for a title or a summary and takes no turn's place; others do whatever else there is to do."""
         self._stir = asyncio.Event()
         self._ledger = Ledger(
             equipment.sessions,
@@ -185,7 +196,7 @@ class Drive:
 
     def _plan(self) -> Sequence[Effect]:
         if self.aside:
-            return titling(self._session, self._identity)
+            return aside(self._session, self._identity)
         return plan(self._session, self._equipment.now(), self._identity)
 
     @property
@@ -254,6 +265,8 @@ class Drive:
                     return True
                 case Entitle() if not self._draining and self._is_aside():
                     self._launch(effect.key, self._entitle(effect))
+                case Compact() if not self._draining and self._is_aside():
+                    self._launch(effect.key, self._compact(effect))
                 case Erase() if not self._draining and not self._equipment.eraser.full:
                     self._launch(effect.key, self._erase(effect))
                 case CallModel() if not self._draining:
@@ -282,7 +295,7 @@ class Drive:
             return None
         if self._draining and effects:
             return Outcome.HANDED_BACK
-        if any(isinstance(effect, Erase | Entitle) for effect in effects):
+        if any(isinstance(effect, Erase | Entitle | Compact) for effect in effects):
             return Outcome.BUSY
         held = [wake.work for wake in blocked_by(self._session, self._identity)]
         if self._identity.wake.work in held:
@@ -382,6 +395,24 @@ class Drive:
         text, usage = await titles.find(self._equipment.models, effect.spec, events, effect.key)
         origin = self._ledger.own_origin(derive(effect.key))
         await self._ledger.store(effect.key, TitleSession(origin=origin, text=text, usage=usage))
+
+    async def _compact(self, effect: Compact) -> None:
+        """That there is no summary is a fact too; it is tried again behind a later turn."""
+        session, events = await self._ledger.shown(window.to_sum_up(self._session, effect.through))
+        most = summaries.room(self._equipment.models, effect.spec)
+        policy = resolve(effect.spec.policy)
+        through, messages = history.summed_up(session, events, effect.through, policy, most)
+        del session, events
+        found = await summaries.find(self._equipment.models, effect.spec, messages, effect.key)
+        command = CompactHistory(
+            origin=self._ledger.own_origin(derive(effect.key)),
+            through=through,
+            summary=found.text,
+            fault=found.fault,
+            usage=found.usage,
+            model=found.model,
+        )
+        await self._ledger.store(effect.key, command)
 
     async def _do_at_once(self, effect: Settle | Return | Steer | Park | StartChild | Detach | Expire | End) -> None:
         match effect:

@@ -32,6 +32,7 @@ from turnstream.session.events import (
 )
 from turnstream.session.fold import evolve
 from turnstream.session.state import Call, Run, Session, request_id
+from turnstream.session.window import Needs
 from turnstream.telemetry import get_logger
 
 log = get_logger()
@@ -149,6 +150,12 @@ class Ledger:
         if found is None:
             raise LogError(f"{self.key}: event {seq} is not there any more")
         return found
+
+    async def shown(self, needs: Needs) -> tuple[Session, Sequence[Recorded]]:
+        """The session, and the events that a window of it is built of."""
+        beside = [await self.at(seq) for seq in needs.beside]
+        events = await self.events(needs.since)
+        return self.session, [*beside, *events]
 
     def forget_events(self) -> None:
         """Something takes long: they need not be held so long."""

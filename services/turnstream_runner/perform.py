@@ -13,8 +13,8 @@ import msgspec
 
 from turnstream.agents import ToolContext
 from turnstream.ids import SessionKey
-from turnstream.session.events import Error, Failure, ModelReplied, RunEnded, ToolCall, ToolReturned
-from turnstream.session.history import Message
+from turnstream.session.events import Error, Failure, ModelReplied, RunEnded, ToolCall, ToolReturned, Window
+from turnstream.session.messages import Message
 from turnstream.session.plan import CallModel, CallTool
 from turnstream.session.state import Run
 from turnstream.telemetry import log, model_span
@@ -83,6 +83,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     messages: tuple[Message, ...]
     shown: tuple[Shown, ...] = ()
+    window: Window | None = None
     opaque: tuple[bytes, ...] = ()
     used: Collection[str]
     traceparent: str | None
@@ -157,6 +158,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
                 finish=reply.finish,
                 model=reply.model,
                 duration=duration,
+                window=self.window,
             )
         ended = RunEnded(
             run=run.n,
@@ -169,6 +171,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
             step_usage=reply.usage,
             model=reply.model,
             duration=duration,
+            window=self.window,
         )
         if reply.is_empty and run.policy.empty == "note":
             return msgspec.structs.replace(ended, note=NOTHING)

@@ -21,7 +21,7 @@ from turnstream.session.events import (
     ToolCall,
     ToolReturned,
 )
-from turnstream.session.history import text_of
+from turnstream.session.messages import text_of
 from turnstream.session.plan import Return
 from turnstream_runner.models.port import ToolSpec
 from turnstream_runner.room import cut

@@ -1,11 +1,13 @@
 """An agent as a runner carries it out. What an agent says of itself is in `turnstream.agents`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from turnstream.agents import Agent, Agents, Control
+from turnstream.session import tokens
 from turnstream.session.events import ASK_USER, DELEGATE, Asks, Spec
+from turnstream.session.window import Budget, budget_of
 from turnstream_runner.checklist import CHECKLIST
 from turnstream_runner.models.port import ToolSpec
 from turnstream_runner.orders import DELEGATION
@@ -20,6 +22,12 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     tools: Tools
     specs: tuple[ToolSpec, ...]
     params: dict[str, object]
+    fixed: int
+    """Tokens that instructions and tools have in every prompt."""
+
+    def budget(self, model: str, context: int) -> Budget:
+        """What a prompt may have for a model that takes so many tokens."""
+        return budget_of(model, context, answer=self.agent.params.max_tokens, fixed=self.fixed)
 
     def asks(self, name: str) -> Asks | None:
         """What a person has to say before a call of this tool can return."""
@@ -47,7 +55,9 @@ class Roles:
         if role is None and (agent := self._agents.get(spec.agent, spec.digest)):
             tools = self._tools.only(self.tools_of(spec))
             specs = (*_control(agent.control), *tools.specs())
-            role = self._roles[name] = Role(agent=agent, tools=tools, specs=specs, params=agent.params.given())
+            role = self._roles[name] = Role(
+                agent=agent, tools=tools, specs=specs, params=agent.params.given(), fixed=_fixed(agent, specs)
+            )
         return role
 
     def tools_of(self, spec: Spec) -> tuple[str, ...]:
@@ -55,6 +65,11 @@ class Roles:
         agent = self._agents.get(spec.agent, spec.digest)
         names = agent.tool_names if agent else ()
         return names if spec.tools is None else tuple([name for name in names if name in spec.tools])
+
+
+def _fixed(agent: Agent, specs: Iterable[ToolSpec]) -> int:
+    tools = [(spec.name, spec.description, msgspec.json.encode(spec.schema).decode()) for spec in specs]
+    return tokens.of_role(agent.instructions, tools)
 
 
 def _control(control: Control) -> Iterator[ToolSpec]:

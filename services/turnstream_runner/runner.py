@@ -28,11 +28,11 @@ LONGEST: Final = 600.0
 AWAY: Final = 1.0
 """Seconds that it is put off where the broker did not answer: that is no fault of the session."""
 MOMENT: Final = 1.0
-"""Seconds that a session is put off that is to be removed, or to get a title, while others are."""
+"""Seconds that a session is put off that is to be removed, or to get a title or a summary, while others are."""
 STUCK_MAX: Final = 1000
 """How many stuck sessions are listed."""
-TITLES_MAX: Final = 16
-"""For how many sessions it looks for a title at once: they take no run's slot."""
+ASIDE_MAX: Final = 16
+"""For how many sessions it looks for a title or a summary at once: they take no run's slot."""
 HANDOVER: Final = 2.0
 """Seconds beyond the grace in which runs are given back at shutdown."""
 
@@ -57,7 +57,7 @@ class Runner:
         self._draining = False
         self._drives: dict[Drive, asyncio.Task[None]] = {}
         self._stuck: dict[SessionKey, Stuck] = {}
-        self._titling: set[SessionKey] = set()
+        self._aside: set[SessionKey] = set()
 
     @property
     def active(self) -> int:
@@ -128,10 +128,10 @@ class Runner:
         metrics.runs_active.inc()
 
     def _lets_aside(self, key: SessionKey, pull: Pull) -> bool:
-        """Whether a drive may look for a title; its slot is free from then on."""
-        if key in self._titling or len(self._titling) >= TITLES_MAX:
+        """Whether a drive may look for a title or a summary; its slot is free from then on."""
+        if key in self._aside or len(self._aside) >= ASIDE_MAX:
             return False
-        self._titling.add(key)
+        self._aside.add(key)
         pull.release()
         return True
 
@@ -152,7 +152,7 @@ class Runner:
             self.leases.drop(lease)
             metrics.runs_active.dec()
             if drive.aside:
-                self._titling.discard(drive.key)
+                self._aside.discard(drive.key)
             elif redelivered and not self._draining and (again := self.leases.hold(lease.delivery)):
                 self._launch(queue, pull, again)
             else:

@@ -18,7 +18,7 @@ from turnstream.session.events import (
     Spec,
     Usage,
 )
-from turnstream.session.history import UserMessage, text_of
+from turnstream.session.messages import UserMessage, text_of
 from turnstream.telemetry import log
 from turnstream_runner.models.port import TITLING, ModelError, ModelRequest, Reply, UnknownModel
 from turnstream_runner.models.registry import Models

@@ -59,9 +59,10 @@ class ModelSettings(BaseModel):
 
     The key is `api_key`, else what the environment variable `api_key_env` holds when the model is first called.
     `silence` is how long the provider may send nothing before the call is given up; a model that reasons without
-    showing it, or is slow to begin, needs minutes. `images`: whether the model takes any; one that does not is told the
-    names of those that were attached. Prices are of a million tokens, in any one currency; what the
-    provider had cached costs `cached_price`, or as much as other input.
+    showing it, or is slow to begin, needs minutes. `context` is how many tokens the model takes, its answer included;
+    absent: what is known of models of that name, else few (`turnstream.agents.context_of`). `images`: whether the model
+    takes any; one that does not is told the names of those that were attached. Prices are of a million tokens, in any
+    one currency; what the provider had cached costs `cached_price`, or as much as other input.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -72,6 +73,7 @@ class ModelSettings(BaseModel):
     api_key: SecretStr | None = None
     api_key_env: str | None = None
     silence: PositiveFloat = 300.0
+    context: Annotated[int, Field(ge=256)] | None = None
     images: bool = True
     input_price: NonNegativeFloat | None = None
     cached_price: NonNegativeFloat | None = None

@@ -32,8 +32,9 @@ from turnstream.session.events import (
     Unknown,
 )
 from turnstream.session.fold import fold
-from turnstream.session.history import AssistantMessage, Message, ToolMessage, UserMessage, build
-from turnstream.session.policy import CHOICES, NOT_AVAILABLE, parse_policy, resolve
+from turnstream.session.history import build
+from turnstream.session.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from turnstream.session.policy import CHOICES, parse_policy, resolve
 from turnstream.session.state import Session
 
 FOLDER = Path(__file__).parent
@@ -45,7 +46,7 @@ DOCUMENTS = (
 )
 KEY = SessionKey("default", "s1")
 ANN, RUNNER = "user:ann", "runner:one"
-BY_RUNNERS = {"start_run", "record", "expire_request", "title_session", "end_child", "report_run"}
+BY_RUNNERS = {"start_run", "record", "expire_request", "title_session", "end_child", "report_run", "compact_history"}
 """The commands that a runner gives."""
 EMPTY = {"policy", "metadata", "usage", "step_usage"}
 """Objects that say nothing if they have no fields."""
@@ -197,6 +198,7 @@ COMMANDS: dict[str, Any] = {
     "retry_session": with_specs(commands.RetrySession),
     "act": act,
     "title_session": plain(commands.TitleSession),
+    "compact_history": plain(commands.CompactHistory),
     "end_child": end_child,
     "report_run": plain(commands.ReportRun),
     "cancel_run": plain(commands.CancelRun),
@@ -248,7 +250,9 @@ def message_of(message: Message) -> dict[str, Any]:
 def test_case(document: str, case: dict[str, Any]) -> None:
     if "sees" in case:
         by = case["seen_by"]
-        found = build(history_of(case), by.get("run"), resolve(policy_of(by.get("policy", {}))))
+        events = history_of(case)
+        session = fold(Session(key=KEY), events)
+        found = build(session, events, by.get("run"), resolve(policy_of(by.get("policy", {})))).messages
         assert [message_of(message) for message in found] == case["sees"]
         return
     found = outcome_of(case, FILES[document])
@@ -316,12 +320,7 @@ def test_every_policy_value_that_is_offered_occurs() -> None:
                 found |= {*flat(value)}
             if name == "on_busy":
                 found.add((name, value))
-    wanted = {
-        (name, value)
-        for name, values in CHOICES.items()
-        for value in values
-        if value not in NOT_AVAILABLE.get(name, ())
-    }
+    wanted = {(name, value) for name, values in CHOICES.items() for value in values}
     assert wanted - found == set()
     assert any(name == "starters" and isinstance(value, tuple) for name, value in found)
 

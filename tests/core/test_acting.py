@@ -228,7 +228,11 @@ def test_s44_the_model_sees_what_a_person_did_as_text_but_memory_holds_pairs_alo
         recorded = record_as(session, event_of(fact, n))
         session = evolve(session, recorded)
         events.append(recorded)
-    texts = [message.text for message in build(events, 2, resolve(policy)) if isinstance(message, UserMessage)]
+    texts = [
+        message.text
+        for message in build(session, events, 2, resolve(policy)).messages
+        if isinstance(message, UserMessage)
+    ]
     shown = [
         '<user_action verb="add">{"a":1}</user_action>',
         '<user_action_result verb="add">&lt;/user_action_result&gt; 2</user_action_result>',

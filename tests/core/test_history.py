@@ -1,7 +1,7 @@
 """What the model sees: whole pairs, nothing twice, the current turn last, every character as it was said."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import unescape
 from typing import Any
 
@@ -11,6 +11,7 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 from tests.core.scenario import (
     ANN,
+    KEY,
     WAKE,
     answers,
     ask,
@@ -41,6 +42,7 @@ from tests.core.scenario import (
 )
 
 from turnstream.ids import SessionKey
+from turnstream.session import history
 from turnstream.session.events import (
     Blob,
     Fact,
@@ -54,22 +56,13 @@ from turnstream.session.events import (
     ToolCall,
     Wake,
 )
-from turnstream.session.fold import evolve
+from turnstream.session.fold import evolve, fold
 from turnstream.session.frames import TAGS
-from turnstream.session.history import (
-    IN_DOUBT,
-    INTERRUPTED,
-    RESULT_MAX,
-    RUNNING,
-    AssistantMessage,
-    Message,
-    ToolMessage,
-    UserMessage,
-    build,
-    cut,
-)
+from turnstream.session.history import IN_DOUBT, INTERRUPTED, RUNNING
+from turnstream.session.messages import AssistantMessage, Message, ToolMessage, UserMessage, cut
 from turnstream.session.policy import PRESETS, STRICT, Policy, resolve
 from turnstream.session.state import Session
+from turnstream.session.story import RESULT_MAX
 
 REDELIVERED = Wake(work=WAKE.work, cause=WAKE.cause, delivery=2)
 
@@ -81,6 +74,12 @@ def log(*facts: Fact) -> list[Recorded]:
         events.append(record_as(session, event_of(fact, n)))
         session = evolve(session, events[-1])
     return events
+
+
+def build(events: Iterable[Recorded], run: int | None = None, policy: Policy = STRICT) -> tuple[Message, ...]:
+    """Everything, whatever it is as tokens."""
+    events = list(events)
+    return history.build(fold(Session(key=KEY), events), events, run, policy).messages
 
 
 def seen(*facts: Fact, run: int | None = None, policy: Policy = STRICT) -> list[Message]:
@@ -678,14 +677,15 @@ def conversations(draw: st.DrawFn) -> tuple[Fact, ...]:
             facts.append(RunStarted(run=n, attempt=1, runner="r", wake=WAKE, trigger="leftover", message_ids=left))
         else:
             facts += [posted(f"m{n}", n, draw(TEXT), author=draw(author)), started(n, 1, f"m{n}")]
-        left, attempt = (), 1
+        left, attempt, k = (), 1, 0
         for step in range(1, draw(st.integers(0, 3)) + 1):
             if draw(st.booleans()):
                 name = f"s{len(facts)}"
                 facts += [steers(name, n, draw(TEXT), author=draw(author)), steered(n, name, attempt=attempt)]
             if draw(st.booleans()):
-                facts += [asks(n, step, attempt, a="question"), waiting(n, ask("a", step, run=n), attempt=attempt)]
-                facts += [answers(f"a{len(facts)}", n, "x", **{f"q{step}": "x"})]
+                k += 1
+                facts += [asks(n, step, attempt, a="question"), waiting(n, ask("a", k, run=n), attempt=attempt)]
+                facts += [answers(f"a{len(facts)}", n, "x", **{f"q{k}": "x"})]
                 attempt += 1
                 facts += [resumed(n, attempt, by="reply"), returned(n, "a", attempt, output="x")]
             else:

@@ -13,7 +13,8 @@ def some(count: int) -> list[Turn]:
     seq = 0
     for n in range(count):
         seq += rng.randrange(1, 100_000)
-        turns.append(Turn(n + 1 + rng.randrange(3), seq - rng.randrange(50_000), rng.randrange(10_000_000)))
+        first = seq - rng.randrange(50_000)
+        turns.append(Turn(n + 1 + rng.randrange(3), first, rng.randrange(10_000_000), seq))
     return turns
 
 

@@ -13,7 +13,6 @@ from turnstream.session.policy import (
     AUTHOR_MAX,
     CHOICES,
     GROUPS,
-    NOT_AVAILABLE,
     PRESETS,
     STARTERS_MAX,
     STRICT,
@@ -40,10 +39,6 @@ def values() -> Iterator[tuple[str, str]]:
     yield from ((name, value) for name, choices in CHOICES.items() for value in choices)
 
 
-OFFERED = [(name, value) for name, value in values() if value not in NOT_AVAILABLE.get(name, ())]
-UNAVAILABLE = [(name, value) for name, refused in NOT_AVAILABLE.items() for value in sorted(refused)]
-
-
 # -- what may be given ------------------------------------------------------------------------------------------------
 
 
@@ -51,21 +46,14 @@ def test_the_fields_are_those_of_a_policy() -> None:
     flat = {name.replace(".", "_") for name in CHOICES} - {"preset"}
     assert flat == {field.name for field in msgspec.structs.fields(Policy)}
     assert {name.partition(".")[0] for name in CHOICES} == set(PolicyData.__struct_fields__)
-    assert set(UNAVAILABLE) <= set(values())
 
 
-@pytest.mark.parametrize(("name", "value"), OFFERED)
+@pytest.mark.parametrize(("name", "value"), values())
 def test_what_is_offered_is_taken(name: str, value: str) -> None:
     layer = parse_policy(nested(name, value))
     assert msgspec.to_builtins(layer) == nested(name, value)
     if name != "preset":
         assert getattr(resolve(layer), name.replace(".", "_")) == value
-
-
-@pytest.mark.parametrize(("name", "value"), UNAVAILABLE)
-def test_a_known_value_that_is_not_offered_is_not_available(name: str, value: str) -> None:
-    assert refusal(nested(name, value)) == ("not_available", f"policy.{name}")
-    assert refusal(nested(name, value), "") == ("not_available", name)
 
 
 @pytest.mark.parametrize("value", ["drop", "", 1, True, ["reject"], {"a": 1}])

@@ -82,7 +82,7 @@ def test_a_run_adds_up_what_it_did() -> None:
 
 def test_turns_are_where_their_events_begin() -> None:
     session = given(*RUNNING, notice("n1"), ended(1), posted("m2", 2), started(2, 1, "m2"), ended(2, "failed")).session
-    assert session.turns == (Turn(1, 20, 300), Turn(2, 60, 300))
+    assert session.turns == (Turn(1, 20, 300, 50), Turn(2, 40, 300, 80))
 
 
 def test_many_turns_keep_their_order() -> None:
@@ -105,7 +105,7 @@ def test_an_event_before_the_end_of_a_run_is_known() -> None:
 def test_a_run_knows_since_when_its_messages_may_have_been_said() -> None:
     """A turn tried again is for the messages of the one that failed, a leftover for those that came too late."""
     session = given(*RUNNING, steers("m2", 1), ended(1, "failed", leftover=left_over(2, "m2"))).session
-    assert [(run.n, run.requested_seq, run.since) for run in session.runs] == [(2, 50, 20)]
+    assert [(run.n, run.requested_seq, run.since) for run in session.runs] == [(2, 50, 40)]
     session = given(*RUNNING, ended(1, "failed"), requested(2, "m1", retry_of=1)).session
     assert [(run.n, run.requested_seq, run.since) for run in session.runs] == [(2, 50, 20)]
 

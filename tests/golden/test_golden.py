@@ -28,6 +28,7 @@ from turnstream.session.events import (
     Error,
     Event,
     Fact,
+    HistoryCompacted,
     HistoryData,
     Leftover,
     Limits,
@@ -67,6 +68,7 @@ from turnstream.session.events import (
     Unknown,
     Usage,
     Wake,
+    Window,
 )
 from turnstream.session.fold import fold
 from turnstream.session.state import Session
@@ -337,6 +339,24 @@ FACTS: dict[str, Fact] = {
     ),
     "run.reported": RunReported(run=1),
     "run.reported.nobody": RunReported(run=1, told=False),
+    "history.compacted": HistoryCompacted(
+        through=90,
+        summary="Ann wants the weather of Köln; it is 7 °C.",
+        usage=Usage(input_tokens=900, output_tokens=20),
+        model="demo-1",
+    ),
+    "history.compacted.none": HistoryCompacted(through=90, fault="the provider answered 503"),
+    "model.replied.window": ModelReplied(
+        run=1,
+        attempt=1,
+        step=2,
+        tool_calls=(ToolCall(id="c1", name="weather", arguments="{}"),),
+        usage=Usage(input_tokens=700),
+        window=Window(since=90, inner=110, tokens=812, fixed=60, budget=1500),
+    ),
+    "run.ended.window": RunEnded(
+        run=1, attempt=1, status="completed", content="Seven.", window=Window(tokens=812, budget=1500)
+    ),
     "plan.changed": PlanChanged(
         items=(
             PlanItem(id="1", text="Wände streichen", status="completed"),
@@ -433,7 +453,22 @@ def defaults() -> dict[str, Any]:
     """The default of every field of an event's data, as JSON."""
     said = (Title, Part, Opens, PolicyData, OnMessageData, HistoryData, DeleteData)
     routed = (Starts, Queued, Steers, Answered, Answers, Leftover)
-    parts = (*said, *routed, Usage, Limits, Spec, Error, Blob, Attachment, Wake, ToolCall, Ask, Parent, PlanItem)
+    parts = (
+        *said,
+        *routed,
+        Usage,
+        Limits,
+        Spec,
+        Error,
+        Blob,
+        Attachment,
+        Wake,
+        ToolCall,
+        Ask,
+        Parent,
+        PlanItem,
+        Window,
+    )
     found = {
         f"{struct.__name__}.{field.name}": None if field.required else default(field)
         for struct in (*TYPES.values(), *parts)

@@ -215,8 +215,6 @@ async def test_what_does_not_fit_is_named(api: Running, body: dict[str, Any], fi
 @pytest.mark.parametrize(
     ("path", "body", "field"),
     [
-        ("/v1/sessions", {"id": "s2", "policy": {"history": {"window": "fit"}}}, "policy.history.window"),
-        ("/v1/runs", {"input": "x", "policy": {"history": {"compaction": "on"}}}, "policy.history.compaction"),
         ("/v1/runs", {"input": "x", "limits": {}}, "limits"),
     ],
 )

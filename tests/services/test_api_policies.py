@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 
 from turnstream import agents, subjects
 from turnstream.broker.connection import Broker
-from turnstream.session.policy import CHOICES, NOT_AVAILABLE, PRESETS
+from turnstream.session.policy import CHOICES, PRESETS
 from turnstream.settings import SettingsError
 from turnstream.specs import agents_of, specs_of
 from turnstream_api.policies import ABOUT, Policy
@@ -257,7 +257,7 @@ async def test_a_session_shows_its_policy_as_given_and_as_in_force(
             "starters": ["user:ann", "user:bob"],
             "recovery": "resume",
             "on_disconnect": "detach",
-            "history": {"turns": "all", "tools": "none", "window": "all", "compaction": "off"},
+            "history": {"turns": "all", "tools": "none", "window": "fit", "compaction": "off"},
             "empty": "fail",
             "clock": "wall",
             "titles": "derived_then_agent",
@@ -345,16 +345,6 @@ async def test_what_is_no_policy_is_named_at_every_entrance(api: Running, policy
             answer = await speaker.ask(operation, policy=policy, **fields)
             assert (answer.status, answer.body["code"], answer.body["field"]) == (422, "invalid", field), operation
     await http.close()
-
-
-async def test_what_is_known_and_not_offered_is_said(api: Running) -> None:
-    for name, values in NOT_AVAILABLE.items():
-        group, _, inner = name.rpartition(".")
-        for value in values:
-            policy: dict[str, Any] = {group: {inner: value}} if group else {inner: value}
-            answer = await api.post("/v1/sessions", {"policy": policy})
-            problem = answer.json()
-            assert (answer.status_code, problem["code"], problem["field"]) == (422, "not_available", f"policy.{name}")
 
 
 # --- the server's -------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from turnstream.session.events import (
     ToolStarted,
     Usage,
 )
-from turnstream.session.history import AssistantMessage, ToolMessage, UserMessage
+from turnstream.session.messages import AssistantMessage, ToolMessage, UserMessage
 from turnstream.telemetry import metrics
 from turnstream_runner.drive import Outcome
 from turnstream_runner.models.port import ReasoningDelta, Reply, Reset, TextDelta
@@ -64,7 +64,8 @@ async def test_an_instant_turn_is_three_events_one_read_and_two_appends() -> Non
     assert isinstance(started, RunStarted)
     assert (started.attempt, started.trigger, started.message_ids, started.wake.work) == (1, "message", ("m1",), 1)
     assert isinstance(end, RunEnded)
-    assert msgspec.structs.replace(end, duration=0) == RunEnded(
+    assert end.window and (end.window.since, end.window.tokens) == (0, 21)
+    assert msgspec.structs.replace(end, duration=0, window=None) == RunEnded(
         run=1, attempt=1, status="completed", content="hello", finish="stop", model="scripted"
     )
 

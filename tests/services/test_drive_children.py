@@ -29,7 +29,7 @@ from turnstream.session.events import (
     ToolReturned,
     Usage,
 )
-from turnstream.session.history import ToolMessage, UserMessage
+from turnstream.session.messages import ToolMessage, UserMessage
 from turnstream_runner.drive import Outcome
 from turnstream_runner.models.port import TITLING, Item, ModelRequest, Reply
 

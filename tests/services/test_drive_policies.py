@@ -22,7 +22,7 @@ from turnstream.session.events import (
     ToolReturned,
     Usage,
 )
-from turnstream.session.history import AssistantMessage, ToolMessage, UserMessage
+from turnstream.session.messages import AssistantMessage, ToolMessage, UserMessage
 from turnstream.settings import ModelSettings
 from turnstream_runner.models.port import ModelRequest, Reply
 from turnstream_runner.models.registry import Models

@@ -10,7 +10,7 @@ from tests.support.waiting import eventually
 
 from turnstream.agents import tool
 from turnstream.session.events import ModelReplied, RunEnded, RunStarted, RunSteered
-from turnstream.session.history import AssistantMessage, UserMessage
+from turnstream.session.messages import AssistantMessage, UserMessage
 from turnstream_runner.models.port import ModelRequest, Reply
 
 

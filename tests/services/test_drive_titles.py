@@ -249,7 +249,7 @@ async def test_titles_take_no_runs_slot_and_as_many_as_may_be_are_looked_for(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One slot: turns of the session and of others go on while titles are being found."""
-    monkeypatch.setattr("turnstream_runner.runner.TITLES_MAX", 2)
+    monkeypatch.setattr("turnstream_runner.runner.ASIDE_MAX", 2)
     monkeypatch.setattr("turnstream_runner.runner.MOMENT", 0.1)
     titler = Titler(held=True)
     await stage.actor(titler, slots=1)

@@ -25,7 +25,7 @@ from turnstream.session.events import (
     ToolReturned,
     ToolStarted,
 )
-from turnstream.session.history import ToolMessage
+from turnstream.session.messages import ToolMessage
 from turnstream_runner.models.port import ModelRequest, Reply
 from turnstream_runner.models.registry import Models
 

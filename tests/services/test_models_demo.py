@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnstream.session.events import ASK_USER, Attachment, ToolCall
-from turnstream.session.history import AssistantMessage, Message, ToolMessage, UserMessage
+from turnstream.session.messages import AssistantMessage, Message, ToolMessage, UserMessage
 from turnstream_runner.models import script
 from turnstream_runner.models.demo import UNICODE, DemoModel
 from turnstream_runner.models.port import (
@@ -28,6 +28,9 @@ from turnstream_runner.models.port import (
 def request(*messages: Message | str, **fields: Any) -> ModelRequest:
     said = tuple(UserMessage(message) if isinstance(message, str) else message for message in messages)
     return ModelRequest(model="demo", messages=said, **fields)
+
+
+CALL = ToolCall(id="c1", name="add", arguments="{}")
 
 
 async def items(asking: ModelRequest) -> list[Item]:
@@ -340,7 +343,23 @@ async def test_an_answer_says_what_was_answered() -> None:
     last = await reply("[ask Which colour?] [tool ask_first {}]", said, answered, denied)
     assert last.text == "You answered: “red”; ask_first returned denied: not today"
     failed = ToolMessage(question.id, question.name, "error: the question is empty", is_error=True)
-    assert (await reply("[ask ]", said, failed)).text == f"{ASK_USER} returned error: the question is empty"
+    alone = AssistantMessage("", (question,))
+    assert (await reply("[ask ]", alone, failed)).text == f"{ASK_USER} returned error: the question is empty"
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ((AssistantMessage("", (CALL,)),), "no result of 'c1'"),
+        ((AssistantMessage("", (CALL,)), UserMessage("and?")), "no result of 'c1'"),
+        ((ToolMessage("c1", "add", "1"),), "'c1', which has no call"),
+        ((AssistantMessage("", (CALL,)), *[ToolMessage("c1", "add", "1")] * 2), "'c1', which has no call"),
+        ((UserMessage(" "),), "an empty message"),
+    ],
+)
+async def test_a32_a33_a36_it_refuses_what_providers_refuse(messages: tuple[Message, ...], said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        await reply("hello", *messages)
 
 
 async def test_an_opaque_token_is_of_one_reply_of_one_run() -> None:
@@ -348,10 +367,14 @@ async def test_an_opaque_token_is_of_one_reply_of_one_run() -> None:
     first = await reply(prompt, idempotency_key="acme/s1.1:1")
     assert first.opaque
     assert (await reply("[tool add {}]", idempotency_key="acme/s1.1:1")).opaque == b""
-    so_far: list[Message | str] = [prompt, AssistantMessage("", first.tool_calls), ToolMessage("c", "add", "1")]
+    so_far: list[Message | str] = [
+        prompt,
+        AssistantMessage("", first.tool_calls),
+        ToolMessage("call_1_1_1", "add", "1"),
+    ]
     second = await reply(*so_far, idempotency_key="acme/s1.1:2", opaque=(first.opaque,))
     assert second.opaque not in (b"", first.opaque)
-    so_far += [AssistantMessage("", second.tool_calls), ToolMessage("d", "add", "2")]
+    so_far += [AssistantMessage("", second.tool_calls), ToolMessage("call_1_2_1", "add", "2")]
     whole = {"idempotency_key": "acme/s1.1:3", "opaque": (first.opaque, second.opaque)}
     assert (await reply(*so_far, **whole)).text == "add returned 1; add returned 2"
     lost = await reply(*so_far, **{**whole, "opaque": (b"", second.opaque)})

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from tests.support.providers import Aimock, Exchange, peer, strict
 
 from turnstream.session.events import Attachment, ToolCall, Usage
-from turnstream.session.history import AssistantMessage, Message, ToolMessage, UserMessage
+from turnstream.session.messages import AssistantMessage, Message, ToolMessage, UserMessage
 from turnstream.settings import ModelSettings
 from turnstream_runner.models.openai import OpenAIChat
 from turnstream_runner.models.port import (

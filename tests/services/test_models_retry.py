@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from turnstream.session.events import Usage
-from turnstream.session.history import UserMessage
+from turnstream.session.messages import UserMessage
 from turnstream.settings import ModelSettings
 from turnstream_runner.models.demo import DemoModel
 from turnstream_runner.models.port import Item, ModelError, ModelRequest, Reply, Reset, TextDelta, UnknownModel

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
+from tests.support.strict import Strict
 
 from turnstream.agents import Agent, Agents, Tool
 from turnstream.ids import SessionKey, derive
@@ -190,13 +191,17 @@ class FakeEraser:
 
 
 class ScriptedModels:
-    """One model for every name: `script` answers each request. Keeps the requests."""
+    """One model for every name: `script` answers each request. Keeps the requests, and takes none that a provider would
+    refuse (`strict.py`)."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
+        self._strict = Strict()
         self.requests: list[ModelRequest] = []
         self.images = True
         self.closed = 0
+        self.takes = 128_000
+        """Tokens."""
 
     def resolve(self, name: str, *, with_prices: bool = False) -> "ScriptedModels":
         if name == "unknown":
@@ -206,12 +211,21 @@ class ScriptedModels:
     def shows_images(self, name: str) -> bool:
         return self.images
 
+    def context(self, name: str) -> int:
+        if name == "unknown":
+            raise UnknownModel("unknown model 'unknown'")
+        return self.takes
+
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Item, None]:
         self.requests.append(request)
+        self._strict.begins(request)
         try:
             async for item in self.script(request):
+                if isinstance(item, Reply):
+                    self._strict.gives(request, item)
                 yield item
         finally:
+            self._strict.ends(request)
             self.closed += 1
 
 
@@ -458,9 +472,9 @@ class World:
     async def types(self, session: str = "s1") -> list[str]:
         return [event.type for event in await self.events(session)]
 
-    async def until_stored(self, kind: str, session: str = "s1", *, timeout: float = 5.0) -> None:
+    async def until_stored(self, kind: str, session: str = "s1", *, count: int = 1, timeout: float = 5.0) -> None:
         async def stored() -> None:
-            while kind not in await self.types(session):
+            while (await self.types(session)).count(kind) < count:
                 await asyncio.sleep(0.002)
 
         await asyncio.wait_for(stored(), timeout)

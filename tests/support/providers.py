@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.support.strict import FAULTS, faults_on_the_wire
 
 _FOLDER = Path(__file__).parent / "aimock"
 _PACKAGE = _FOLDER / "node_modules" / "@copilotkit" / "aimock"
@@ -32,6 +33,7 @@ class Aimock:
         self._control = httpx.Client(base_url=f"{url}/__aimock", timeout=10)
 
     def answer(self, *fixtures: Mapping[str, Any]) -> None:
+        self._look()
         self._control.post("/reset").raise_for_status()
         self._control.post("/fixtures", json={"fixtures": fixtures}).raise_for_status()
 
@@ -40,7 +42,11 @@ class Aimock:
         return [entry["body"] for entry in entries]
 
     def close(self) -> None:
+        self._look()
         self._control.close()
+
+    def _look(self) -> None:
+        FAULTS.extend(fault for body in self.requests() for fault in faults_on_the_wire(body))
 
 
 @pytest.fixture(scope="session")
@@ -193,6 +199,7 @@ class Peer:
             body = json.loads(await reader.readexactly(int(headers["content-length"])))
             exchange = Exchange(headers, body, writer)
             self.seen.append(exchange)
+            FAULTS.extend(faults_on_the_wire(body))
             await self._answer(exchange, reader)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass

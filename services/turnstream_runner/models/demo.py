@@ -54,8 +54,9 @@ from operator import attrgetter
 from turnstream.ids import digest
 from turnstream.session import attachments
 from turnstream.session.events import ASK_USER, ToolCall, Usage
-from turnstream.session.history import AssistantMessage, Message, ToolMessage, UserMessage
+from turnstream.session.messages import AssistantMessage, Message, ToolMessage, UserMessage
 from turnstream_runner.models.port import (
+    SUMMARISING,
     TITLING,
     Finish,
     Item,
@@ -116,6 +117,11 @@ class DemoModel:
         if request.instructions == TITLING:
             yield Reply(text=_title(request), usage=Usage(input_tokens=1, output_tokens=1), model=NAME)
             return
+        if request.instructions == SUMMARISING:
+            text = _summary(request)
+            yield Reply(text=text, usage=_usage(request, text, "", ()), model=NAME)
+            return
+        _check_messages(request.messages)
         turn = _Turn(request.messages)
         step = turn.step()
         if step.wait:
@@ -158,6 +164,12 @@ def _title(request: ModelRequest) -> str:
     return "About " + " ".join(words[:5]) if words else ""
 
 
+def _summary(request: ModelRequest) -> str:
+    """How much there was, and how it began."""
+    paragraphs = request.messages[0].text.split("\n\n")
+    return f"{len(paragraphs)} things were said and done. It began with: {_short(paragraphs[0])}"
+
+
 def _place(request: ModelRequest) -> tuple[str, int]:
     """Run and step of a call."""
     run, _, step = request.idempotency_key.rpartition(":")
@@ -167,6 +179,26 @@ def _place(request: ModelRequest) -> tuple[str, int]:
 def _token(run: str, step: int) -> bytes:
     """What the model gives with the reply of a step: it is of no other one."""
     return f"{step} {digest(run.encode())}".encode()
+
+
+def _check_messages(messages: Sequence[Message]) -> None:
+    """Raises `ModelError` for what providers refuse: a call without its result, a result without its call, an empty
+    message."""
+    waiting: list[str] = []
+    for message in messages:
+        if isinstance(message, ToolMessage):
+            if message.call_id not in waiting:
+                raise ModelError(f"the demo provider was sent a result of {message.call_id[:64]!r}, which has no call")
+            waiting.remove(message.call_id)
+            continue
+        if waiting:
+            raise ModelError(f"the demo provider was sent no result of {waiting[0][:64]!r}")
+        if isinstance(message, AssistantMessage):
+            waiting = [call.id for call in message.tool_calls]
+        elif not message.text.strip() and not message.attachments:
+            raise ModelError("the demo provider was sent an empty message")
+    if waiting:
+        raise ModelError(f"the demo provider was sent no result of {waiting[0][:64]!r}")
 
 
 def _check_tokens(request: ModelRequest) -> None:

@@ -29,7 +29,7 @@ from pydantic_ai.tools import ToolDefinition
 from turnstream.ids import digest
 from turnstream.session import attachments
 from turnstream.session.events import Attachment
-from turnstream.session.history import AssistantMessage, ToolMessage, UserMessage
+from turnstream.session.messages import AssistantMessage, ToolMessage, UserMessage
 from turnstream_runner.models.port import ModelRequest, Shown, ToolSpec
 from turnstream_runner.models.sent_back import SentBack, read
 

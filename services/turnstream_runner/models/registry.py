@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, assert_never
 
-from turnstream.agents import lookup
+from turnstream.agents import context_of, lookup
 from turnstream.settings import ModelSettings
 from turnstream_runner.models.demo import DemoModel
 from turnstream_runner.models.port import Model, ModelError, UnknownModel
@@ -55,6 +55,10 @@ class Models:
             return lookup(name, self._logical).images
         except LookupError:
             return False
+
+    def context(self, name: str) -> int:
+        """Tokens that the model of this name takes. Raises `UnknownModel`."""
+        return context_of(self._settings(name))
 
     async def prepare(self, names: Iterable[str]) -> None:
         """Makes these models, and loads what they and the logical names need, so that no call has to wait for it. One

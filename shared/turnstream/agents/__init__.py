@@ -14,7 +14,7 @@ runner.
 from turnstream.agents.definition import Agent, Control, Limits, Params
 from turnstream.agents.errors import AgentsError, Fault
 from turnstream.agents.load import Agents, load
-from turnstream.agents.models import lookup
+from turnstream.agents.models import context_of, lookup
 from turnstream.agents.tool import Tool, ToolContext, ToolError, tool
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Tool",
     "ToolContext",
     "ToolError",
+    "context_of",
     "load",
     "lookup",
     "tool",

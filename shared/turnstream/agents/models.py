@@ -5,9 +5,36 @@ from collections.abc import Mapping
 from turnstream.settings import ModelSettings
 
 DEMO = "demo"
+CONTEXTS = {
+    "gpt-5": 272_000,
+    "gpt-4.1": 1_000_000,
+    "gpt-4o": 128_000,
+    "gpt-4-turbo": 128_000,
+    "gpt-4": 8_192,
+    "gpt-3.5": 16_385,
+    "o1": 128_000,
+    "o3": 200_000,
+    "o4": 200_000,
+    "gpt-oss": 131_072,
+}
+"""Tokens that the provider's own models take, by how their names begin: of those that begin so, the smallest."""
+DEMO_CONTEXT = 128_000
+UNKNOWN_CONTEXT = 32_000
+"""What most servers give a model that they have been told nothing about, or more."""
 OPENAI = "openai:"
 LATER = ("anthropic:",)
 """Providers that are known and not there yet."""
+
+
+def context_of(model: ModelSettings) -> int:
+    """Tokens that a model takes, its answer included: as the settings say, else what is known of it."""
+    if model.context is not None:
+        return model.context
+    if model.provider == "demo":
+        return DEMO_CONTEXT
+    name = model.model.rpartition("/")[2]
+    known = [prefix for prefix in CONTEXTS if name.startswith(prefix)]
+    return CONTEXTS[max(known, key=len)] if known else UNKNOWN_CONTEXT
 
 
 def lookup(name: str, logical: Mapping[str, ModelSettings]) -> ModelSettings:

@@ -27,6 +27,7 @@ from turnstream.session.events import (
     ChildEnded,
     ChildStarted,
     Fact,
+    HistoryCompacted,
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
@@ -175,6 +176,8 @@ def _concerned(data: Fact | Unknown, routed: dict[str, int], live: set[int]) -> 
         case RunRequested():
             live.add(data.run)
             return (data.run,)
+        case HistoryCompacted():
+            return ()
         case _:
             return (data.run,)
 

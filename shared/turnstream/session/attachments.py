@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from turnstream.session import frames
 from turnstream.session.events import Attachment
-from turnstream.session.history import cut
+from turnstream.session.messages import cut
 
 NAME_MAX: Final = 128
 """Characters of a name."""

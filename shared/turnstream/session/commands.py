@@ -164,6 +164,16 @@ class TitleSession(_Command, frozen=True, kw_only=True):
     usage: Usage = Usage()
 
 
+class CompactHistory(_Command, frozen=True, kw_only=True):
+    """The summary of everything up to the end of a turn, `through`; an empty one: none could be had, says `fault`."""
+
+    through: int
+    summary: str = ""
+    fault: str = ""
+    usage: Usage = Usage()
+    model: str = ""
+
+
 class DeleteSession(_Command, frozen=True, kw_only=True):
     """None is the policy's word, of which `specs` are a part."""
 
@@ -216,6 +226,7 @@ Command = (
     | DeleteSession
     | EraseSession
     | TitleSession
+    | CompactHistory
     | PostMessage
     | Act
     | WithdrawMessage

@@ -8,6 +8,7 @@ Order of the checks: a deleted session is not there, but for what deletes it; a 
 the session must exist; then the caller's `expected_seq`; then the rules of the command.
 """
 
+from itertools import takewhile
 from typing import assert_never
 
 import msgspec
@@ -18,6 +19,7 @@ from turnstream.session.commands import (
     AnswerRequest,
     CancelRun,
     Command,
+    CompactHistory,
     DeleteSession,
     EndChild,
     EraseSession,
@@ -55,6 +57,7 @@ from turnstream.session.events import (
     Due,
     Error,
     Fact,
+    HistoryCompacted,
     MessageWithdrawn,
     ModelReplied,
     PlanChanged,
@@ -96,6 +99,8 @@ MAX_RECOVERIES = 3
 """Consecutive recoveries of a run without a new fact, before it fails with `max_attempts_exceeded`."""
 MAX_CHILDREN = 10
 """Children of one run."""
+SUMMARY_MAX = 32 * 1024
+"""Bytes of UTF-8 of what stands for the turns that it sums up."""
 TITLE_RANK: dict[TitleSource, int] = {"derived": 0, "client": 1, "agent": 2, "user": 3}
 
 
@@ -128,6 +133,8 @@ def decide(command: Command, session: Session) -> Decision | None:
             raise Rejected("invalid_transition", f"session {session.key.session} is not deleted")
         case TitleSession():
             return _title(command, session)
+        case CompactHistory():
+            return _compact(command, session)
         case PostMessage():
             return routing.post(command, session)
         case Act():
@@ -228,6 +235,27 @@ def _title(command: TitleSession, session: Session) -> Decision | None:
         return None
     title = Title(text=command.text, source="agent") if command.text else None
     data = SessionUpdated(title=title, untitled=title is None, usage=command.usage)
+    return Decision(event_of(command, session, data))
+
+
+def _compact(command: CompactHistory, session: Session) -> Decision:
+    """Whatever is not over yet stays as it is."""
+    through = command.through
+    before = session.compacted.through if session.compacted else 0
+    if through <= before:
+        raise Rejected("invalid", f"through: everything up to {before} is summed up already", field="through")
+    if all(turn.end != through for turn in takewhile(lambda turn: turn.end >= through, session.borders())):
+        message = f"through: at {through} no turn ends, or another one, or one that has not ended, began before it"
+        raise Rejected("invalid", message, field="through")
+    if len(command.summary.encode()) > SUMMARY_MAX:
+        raise Rejected("invalid", f"summary: more than {SUMMARY_MAX} bytes", field="summary")
+    data = HistoryCompacted(
+        through=through,
+        summary=command.summary,
+        fault=command.fault,
+        usage=command.usage,
+        model=command.model,
+    )
     return Decision(event_of(command, session, data))
 
 
@@ -632,6 +660,7 @@ def _end(session: Session, run: Run, ended: RunEnded) -> RunEnded | ModelReplied
             model=ended.model,
             duration=ended.duration,
             misfit=misfit,
+            window=ended.window,
         )
         after = msgspec.structs.replace(run, steps=reply.step, usage=run.usage + reply.usage)
         if misfit or spent(after) is None:

@@ -192,6 +192,18 @@ class Attachment(Data, frozen=True, kw_only=True):
     blob: str
 
 
+class Window(Data, frozen=True, kw_only=True):
+    """What a model call was shown of the session. `since`: turns that had ended before this sequence were left out (0:
+    none was). `inner`: so were replies before that one, with their results, of the turns that were shown. `tokens` is
+    our estimate of the prompt, `fixed` the part of it that is instructions and tools, `budget` what it may have had."""
+
+    since: int = 0
+    inner: int = 0
+    tokens: int = 0
+    fixed: int = 0
+    budget: int = 0
+
+
 class Wake(Data, frozen=True, kw_only=True):
     """The wake-up that a start came by: its sequence in `WORK`, the log sequence that caused it, its delivery count."""
 
@@ -449,6 +461,7 @@ class ModelReplied(Data, frozen=True, kw_only=True):
     """Where the whole of `content` lies, if that is only its head."""
     misfit: str = ""
     """Why this would-be answer is none: it does not fit what was asked for."""
+    window: Window | None = None
 
 
 class ToolStarted(Data, frozen=True, kw_only=True):
@@ -554,8 +567,21 @@ class RunEnded(Data, frozen=True, kw_only=True):
     model: str = ""
     duration: int = 0
     """Of the model call that ended it."""
+    window: Window | None = None
+    """Of the model call that ended it."""
     unfinished: tuple[str, ...] = ()
     leftover: Leftover | None = None
+
+
+class HistoryCompacted(Data, frozen=True, kw_only=True):
+    """What the model sees in place of everything up to the sequence `through`, which is the end of a turn. Without a
+    `summary` none could be had, for the reason in `fault`: everything stays as it was."""
+
+    through: int
+    summary: str = ""
+    fault: str = ""
+    usage: Usage = Usage()
+    model: str = ""
 
 
 class Unknown(Data, frozen=True, kw_only=True):
@@ -586,6 +612,7 @@ Fact = (
     | ChildEnded
     | RunReported
     | PlanChanged
+    | HistoryCompacted
     | RunCancelRequested
     | RunEnded
 )
@@ -611,6 +638,7 @@ TYPES: dict[str, type[Fact]] = {
     "child.ended": ChildEnded,
     "run.reported": RunReported,
     "plan.changed": PlanChanged,
+    "history.compacted": HistoryCompacted,
     "run.cancel_requested": RunCancelRequested,
     "run.ended": RunEnded,
 }

@@ -13,6 +13,7 @@ from turnstream.session.events import (
     NO_POLICY,
     ChildEnded,
     ChildStarted,
+    HistoryCompacted,
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
@@ -39,6 +40,8 @@ from turnstream.session.events import (
     ToolReturned,
     ToolStarted,
     Unknown,
+    Usage,
+    Window,
 )
 from turnstream.session.state import (
     WITHDRAWN,
@@ -46,8 +49,10 @@ from turnstream.session.state import (
     Child,
     Closed,
     Closing,
+    Compacted,
     Deleted,
     Ended,
+    Prompt,
     Receipt,
     Request,
     Run,
@@ -59,6 +64,11 @@ from turnstream.session.state import (
     said,
 )
 from turnstream.session.turns import Turn
+
+PROMPTS = 4
+"""Of how many models the newest call is remembered."""
+CROWDED = 3 / 4
+"""Of its budget, and a prompt with its answer leaves too little room for the next turn."""
 
 
 def fold(session: Session, events: Iterable[Recorded]) -> Session:
@@ -136,7 +146,10 @@ def evolve(session: Session, recorded: Recorded) -> Session:
         case PlanChanged():
             run = _at(session, data.run, data.attempt)
             session = _with(session, run, recorded) if run else session
-            return msgspec.structs.replace(session, plan_seq=recorded.seq)
+            return msgspec.structs.replace(session, plan_seq=recorded.seq, plan_run=data.run)
+        case HistoryCompacted():
+            compacted = Compacted(recorded.seq, data.through) if data.summary else session.compacted
+            return msgspec.structs.replace(session, compacted=compacted, crowded=0)
         case RunCancelRequested():
             run = session.run(data.run)
             if run is None:
@@ -187,6 +200,13 @@ def _posted(session: Session, recorded: Recorded, data: MessagePosted) -> Sessio
     if data.opens:
         session = _opened(session, data.opens)
     session = msgspec.structs.replace(session, messages=session.messages.add(data.message_id, data.run))
+    if data.kind == "notice":
+        return _unshown(session, recorded)
+    if not session.several_since and data.author != session.first_author:
+        if session.first_author:
+            session = msgspec.structs.replace(session, several_since=recorded.seq)
+        else:
+            session = msgspec.structs.replace(session, first_author=data.author)
     if routing := data.routing:
         # What starts beside a live run waits for nobody, and takes nobody's turn.
         ids, in_line = (data.message_id,), data.starts is None or not session.live
@@ -198,7 +218,10 @@ def _posted(session: Session, recorded: Recorded, data: MessagePosted) -> Sessio
         return _with_run(session, run)
     if data.steers:
         run = session.run(data.steers.run)
-        return _with(session, run, recorded, steering=(*run.steering, data.message_id)) if run else session
+        if run is None:
+            return session
+        since = run.steered_since if run.steering else recorded.seq
+        return _with(session, run, recorded, steering=(*run.steering, data.message_id), steered_since=since)
     if data.answers:
         closing: dict[str, tuple[Closing, str]] = {
             one.request: ("denied", said(None, False)) if one.declined else ("answered", said(one.answer, None))
@@ -272,6 +295,8 @@ def _child_ended(session: Session, recorded: Recorded, data: ChildEnded) -> Sess
     session = msgspec.structs.replace(
         session, children=tuple([other for other in session.children if other is not child])
     )
+    if data.late:
+        session = _unshown(session, recorded)
     run = session.run(data.run)
     if run is None:
         return session
@@ -334,6 +359,11 @@ def _started(session: Session, recorded: Recorded, data: RunStarted) -> Session:
     if run is None or data.attempt <= run.attempt or not has_edge(run.status, "run.started", "running"):
         return session
     left = run.left if run.left is not None else run.limits.timeout
+    shows: dict[str, object] = {}
+    if not run.taken:
+        since = min(run.since, session.unshown_since or run.since)
+        shows = {"since": since, "plan_seq": session.plan_seq}
+        session = msgspec.structs.replace(session, unshown_since=0)
     return _with(
         session,
         run,
@@ -348,8 +378,14 @@ def _started(session: Session, recorded: Recorded, data: RunStarted) -> Session:
         resume=None,
         replies=(),
         parked=False,
+        **shows,
         **_takes(run, data.message_ids),
     )
+
+
+def _unshown(session: Session, recorded: Recorded) -> Session:
+    """The session with something that the next turn to start shows."""
+    return msgspec.structs.replace(session, unshown_since=session.unshown_since or recorded.seq)
 
 
 def _takes(run: Run, names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -467,6 +503,7 @@ def _replied(session: Session, recorded: Recorded, data: ModelReplied) -> Sessio
     if run is None:
         return session
     calls = tuple([Call(call.id, call.name, call_digest(call), asks=call.asks) for call in data.tool_calls])
+    session = _prompted(session, run, data.window, data.usage)
     return _with(
         session,
         run,
@@ -481,6 +518,24 @@ def _replied(session: Session, recorded: Recorded, data: ModelReplied) -> Sessio
         usage=run.usage + data.usage,
         recoveries=0,
     )
+
+
+def _prompted(session: Session, run: Run, window: Window | None, usage: Usage) -> Session:
+    """The session after a model call of this run."""
+    if window is None:
+        return session
+    prompt = Prompt(run.spec.model, window, usage.input_tokens)
+    others = [other for other in session.prompts if other.model != prompt.model]
+    return msgspec.structs.replace(session, prompts=(*others[1 - PROMPTS :], prompt))
+
+
+def _is_crowded(session: Session, window: Window | None, usage: Usage) -> bool:
+    """Whether a prompt with its answer is nearly too much, or was cut already."""
+    if window is None or not window.budget:
+        return False
+    front = session.compacted.through + 1 if session.compacted else 0
+    size = (usage.input_tokens or window.tokens) + usage.output_tokens
+    return window.since > front or window.inner > 0 or size >= window.budget * CROWDED
 
 
 def _counted(counts: tuple[tuple[str, int], ...], names: Iterable[str]) -> tuple[tuple[str, int], ...]:
@@ -534,6 +589,9 @@ def _with(session: Session, run: Run, recorded: Recorded | None, **changes: obje
 
 
 def _run_ended(session: Session, run: Run, recorded: Recorded, data: RunEnded) -> Session:
+    session = _prompted(session, run, data.window, data.step_usage)
+    if not session.crowded and _is_crowded(session, data.window, data.step_usage):
+        session = msgspec.structs.replace(session, crowded=recorded.seq)
     session = _ended(session, run, recorded, data.status)
     if data.status != "completed":
         session = _cancel_children(session, run.n)
@@ -541,7 +599,14 @@ def _run_ended(session: Session, run: Run, recorded: Recorded, data: RunEnded) -
         place = session.place_of_leftover(run.n)
         in_line = run.in_line or place > 0  # what waited for nobody leaves what waits for nobody
         takes = _requested(
-            recorded, left.run, left.spec, left.message_ids, run.author, run.since, trigger="leftover", in_line=in_line
+            recorded,
+            left.run,
+            left.spec,
+            left.message_ids,
+            run.author,
+            run.steered_since,
+            trigger="leftover",
+            in_line=in_line,
         )
         session = _with_run(session, takes, place)
     return session
@@ -562,7 +627,7 @@ def _ended(session: Session, run: Run, recorded: Recorded, status: RunStatus) ->
     )
     if not run.taken:
         return session
-    turn = Turn(run.n, run.requested_seq, run.size + recorded.size)
+    turn = Turn(run.n, run.since, run.size + recorded.size, recorded.seq)
     return msgspec.structs.replace(session, turn_blocks=session.turn_blocks.add(turn))
 
 

@@ -3,6 +3,9 @@
     <message from="user:ann">…</message>      what one of several people says
     <notice from="…">…</notice>               what happened, and asks for nothing
     <user_action verb="…">…</user_action>     what a person did, and <user_action_result verb="…"> what came of it
+    <child_result session="…" status="…">…    what came of a sub-agent that nobody waited for
+    <misfit>…</misfit>                        why the answer before is none
+    <summary>…</summary>                      what stands for everything before
     <plan_state>…</plan_state>                what is still to be done
     <window_context>…</window_context>        what the sender's window showed
     <attachment name="…" type="…" size="…">…  what came with a message
@@ -15,7 +18,18 @@ import re
 from html import escape
 from typing import Final, Literal, get_args
 
-Tag = Literal["message", "notice", "user_action", "user_action_result", "plan_state", "window_context", "attachment"]
+Tag = Literal[
+    "message",
+    "notice",
+    "user_action",
+    "user_action_result",
+    "child_result",
+    "misfit",
+    "summary",
+    "plan_state",
+    "window_context",
+    "attachment",
+]
 TAGS: Final[tuple[Tag, ...]] = get_args(Tag)
 _LOOKS: Final = re.compile(rf"<(?=\s*/?\s*({'|'.join(TAGS)})\b)", re.IGNORECASE)
 

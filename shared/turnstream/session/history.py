@@ -1,309 +1,316 @@
-"""From events to what the model sees. One builder: `build(events, run, policy)` is a pure function of both.
+"""From events to what the model sees. One builder, a pure function of the session, its events, the policy and the
+budget: `build`.
 
-A turn's messages stand where the run that took them started or was steered, whatever came between; each tool result
-stands directly behind the reply that asked for it, and a call that has none yet shows a placeholder that is never
-stored. What nobody took, was withdrawn, or was cancelled before it started is not there; a message that answered a
-request is there as the result of the call that asked. A turn that was tried again goes on in the later one. Reasoning
-and errors never appear. A turn that failed or was cancelled keeps what was said and done, unless the policy remembers
-only completed ones: then these are there as they were said, message and answer, and nothing else is.
-
-What came with a message is there as references; what its author had before him only in the turn that takes it.
+What of a session's story (`story.py`) is there: everything, or, where the policy remembers only completed turns, what
+was said to these and what they answered, verbatim. Each tool result stands directly behind the reply that asked for
+it; a call that has none yet shows a placeholder that is never stored. Reasoning and errors never appear. What is shown
+of a turn only while it is under way, the checklist and what the sender's window showed, stands behind everything that
+stays. Where the window begins is said in `window.py`; what was summed up (`history.compacted`) is there as its summary.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
 
+from turnstream.session import tokens, window
 from turnstream.session.events import (
-    Attachment,
     Blob,
-    MessagePosted,
-    ModelReplied,
+    HistoryCompacted,
     PlanChanged,
     Recorded,
-    RunEnded,
-    RunRequested,
-    RunStarted,
-    RunSteered,
     ToolCall,
-    ToolReturned,
-    ToolStarted,
+    Window,
 )
-from turnstream.session.frames import frame, looks_framed
+from turnstream.session.frames import frame
+from turnstream.session.messages import AssistantMessage, Message, ToolMessage, UserMessage, cut
 from turnstream.session.policy import STRICT, Policy
+from turnstream.session.state import Run, Session
+from turnstream.session.story import RESULT_MAX, Reply, Story, Turn
+from turnstream.session.window import Budget, Cut, Needs, needs
 
-RESULT_MAX = 8 * 1024
-"""Bytes of UTF-8 of a tool result that the model sees where they are bounded; the rest is cut with a notice."""
 RUNNING = '{"status":"running"}'
-"""What a call shows that has no result yet."""
+"""What a call shows that has no result yet; one that is for a sub-agent names its session, too."""
 INTERRUPTED = "interrupted: there is no result"
 """What a call shows whose turn ended without its result."""
 IN_DOUBT = "interrupted: there is no result, and the tool may or may not have taken effect"
 """The same where the tool had begun."""
 
-
-class UserMessage(msgspec.Struct, frozen=True, tag="user", omit_defaults=True):
-    text: str
-    attachments: tuple[Attachment, ...] = ()
+Tools = Literal["bounded", "full", "none"]
 
 
-class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
-    text: str
-    tool_calls: tuple[ToolCall, ...] = ()
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model sees. `window` says where it begins, `since` is the sequence of the first event of it (0: the
+    session's first), `tokens` what it has, as far as is known. `replies`: the run's own that are in it. `fits`: else
+    what has to be there is more than the budget."""
+
+    messages: tuple[Message, ...]
+    window: Window
+    since: int = 0
+    tokens: int = 0
+    replies: tuple[int, ...] = ()
+    fits: bool = True
 
 
-class ToolMessage(msgspec.Struct, frozen=True, tag="tool"):
-    """The result of the call `call_id` of the assistant message before it."""
+class _Group(msgspec.Struct, frozen=True):
+    """Messages that are not parted. `reply` is the sequence of their reply, 0 for what was said to it and its end."""
 
-    call_id: str
-    name: str
-    text: str
-    is_error: bool = False
-
-
-Message = UserMessage | AssistantMessage | ToolMessage
+    reply: int
+    messages: list[Message]
+    tokens: int
 
 
-class _Reply:
-    """A reply with the results of its calls, by id: two replies may use the same id. `over`: no result comes any
-    more."""
+class _Part(msgspec.Struct, frozen=True):
+    """What a turn shows. `key`: the order in which turns are left out."""
 
-    def __init__(self, replied: ModelReplied) -> None:
-        self.replied = replied
-        self.results: dict[str, ToolReturned] = {}
-        self.begun: set[str] = set()
-        self.over = False
-
-    def misses(self, call_id: str) -> bool:
-        return call_id not in self.results and any(call.id == call_id for call in self.replied.tool_calls)
-
-
-class _Turn:
-    def __init__(self, action: ToolCall | None = None) -> None:
-        self.items: list[UserMessage | _Reply] = []
-        self.end: RunEnded | None = None
-        self.action = action
-        """What a person did, if that is all that it is."""
-        self.plan: list[UserMessage] = []
-        self.window: list[UserMessage] = []
+    key: int
+    groups: list[_Group]
 
     @property
-    def context(self) -> Iterable[UserMessage]:
-        """What is shown with its messages while it is under way."""
-        return (*self.plan, *self.window)
-
-    @property
-    def replies(self) -> list[_Reply]:
-        return [item for item in self.items if isinstance(item, _Reply)]
-
-    @property
-    def answer(self) -> str:
-        return _whole(self.end.content, self.end.blob) if self.end and not self.action else ""
-
-    def reply_of(self, call_id: str) -> _Reply | None:
-        """The newest reply that asked for this call and has no result of it."""
-        return next((reply for reply in reversed(self.replies) if reply.misses(call_id) and not reply.over), None)
-
-    def close(self, ended: RunEnded) -> None:
-        """The first end counts."""
-        self.end = self.end or ended
-        for reply in self.replies:
-            reply.over = True
+    def tokens(self) -> int:
+        return sum([group.tokens for group in self.groups])
 
 
-class _Story:
-    """What the events tell, turn by turn in the order of their starts."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.turns: dict[int, _Turn] = {}
-        self._pairs = policy.history_turns == "completed"
-        self._mixed = policy.authors == "mixed"
-        self._said: dict[str, MessagePosted] = {}
-        self._shown: set[str] = set()
-        self._notices: list[UserMessage] = []
-        self._windows: list[UserMessage] = []
-        """What the authors of the notices had before them."""
-        self._first_author: str | None = None
-        self._several = False
-        self._retries: dict[int, int] = {}
-        self._actions: dict[int, ToolCall] = {}
-        self._plan: PlanChanged | None = None
-
-    def hear(self, recorded: Recorded) -> None:
-        data = recorded.event.data
-        match data:
-            case MessagePosted():
-                self._said[data.message_id] = data
-                if data.kind == "notice" and not self._pairs:
-                    text = frame("notice", text_of(data), from_=data.author)
-                    self._notices.append(UserMessage(text, data.attachments))
-                    self._windows += _window(data)
-            case RunRequested():
-                self._retries[data.run] = data.retry_of
-                if data.action:
-                    self._actions[data.run] = data.action
-            case RunStarted():
-                self._start(data)
-            case RunSteered() if turn := self.turns.get(data.run):
-                self._show(turn, data.message_ids)
-            case ModelReplied() if turn := self.turns.get(data.run):
-                turn.items.append(_Reply(data))
-            case ToolStarted() if turn := self.turns.get(data.run):
-                if reply := turn.reply_of(data.call_id):
-                    reply.begun.add(data.call_id)
-            case ToolReturned() if turn := self.turns.get(data.run):
-                if turn.action:
-                    turn.items.append(_acted(turn.action, data))
-                elif reply := turn.reply_of(data.call_id):  # a second result is not heard
-                    reply.results[data.call_id] = data
-            case PlanChanged():
-                self._plan = data
-            case RunEnded() if turn := self.turns.get(data.run):
-                turn.close(data)
-            case _:
-                pass
-
-    def _start(self, started: RunStarted) -> None:
-        turn = self.turns.get(started.run)
-        if turn is None:
-            turn = self.turns[started.run] = _Turn(self._actions.get(started.run))
-            if retried := self.turns.pop(self._tried(started.run), None):
-                # How it ended does not matter any more. What was done for it does, if that is remembered at all.
-                turn.items += [item for item in retried.items if not self._pairs or isinstance(item, UserMessage)]
-                turn.window += retried.window
-            turn.items += self._notices
-            turn.window += self._windows
-            self._notices, self._windows = [], []
-            if self._plan and self._plan.items:
-                turn.plan.append(_plan_state(self._plan))
-            if turn.action:
-                turn.items.append(_act(turn.action))
-        self._show(turn, started.message_ids)
-
-    def _tried(self, n: int) -> int:
-        """The turn that run `n` tries again, 0 for none: the latest that was started."""
-        while n := self._retries.get(n, 0):
-            if n in self.turns:
-                return n
-        return 0
-
-    def _show(self, turn: _Turn, names: Iterable[str]) -> None:
-        for name in names:
-            posted = self._said.get(name)
-            if posted is None or name in self._shown:
-                continue
-            self._shown.add(name)
-            if not posted.answers:
-                turn.items.append(UserMessage(self._text(posted), posted.attachments))
-            elif posted.attachments:  # the result of the call that asked holds the text alone
-                turn.items.append(UserMessage("", posted.attachments))
-            turn.window += _window(posted)
-
-    def _text(self, posted: MessagePosted) -> str:
-        """From the first message of a second author on, each says whose it is; and so does any that looks as if it
-        did."""
-        self._first_author = self._first_author or posted.author
-        self._several = self._several or posted.author != self._first_author
-        text = text_of(posted)
-        frames = (self._mixed and self._several) or looks_framed(text)
-        return frame("message", text, from_=posted.author) if frames and not self._pairs else text
+def build(
+    session: Session,
+    events: Iterable[Recorded],
+    run: int | None = None,
+    policy: Policy = STRICT,
+    budget: Budget | None = None,
+) -> View:
+    """What the model sees of the session, oldest first. With `run`, that run's turn is last: its prompt and its steps
+    so far, whatever other runs have started since. `events` are those that `needs` names, or more."""
+    now = session.run(run) if run is not None else None
+    wanted = needs(session, now, policy, budget)
+    draft = _Draft(session, policy, run, wanted)
+    draft.take(events)
+    return draft.view() if budget is None else draft.fitted(budget)
 
 
-def build(events: Iterable[Recorded], run: int | None = None, policy: Policy = STRICT) -> tuple[Message, ...]:
-    """What the model sees of these events, oldest first. With `run`, that run's turn is last: its prompt and its steps
-    so far, whatever other runs have started since."""
-    story = _Story(policy)
-    ended: list[int] = []
+def summed_up(
+    session: Session, events: Iterable[Recorded], through: int, policy: Policy, most: int
+) -> tuple[int, tuple[Message, ...]]:
+    """What a summary of everything up to the end of a turn is made of, and which end that is: `through`, or an earlier
+    one where that is more than so many tokens. `events` are those that `window.to_sum_up` names, or more."""
+    wanted = window.to_sum_up(session, through)
+    story = Story(policy, session.several_since)
+    front: list[Message] = []
     for recorded in events:
-        story.hear(recorded)
-        if isinstance(recorded.event.data, RunEnded):
-            ended.append(recorded.event.data.run)
-    turns = story.turns
-    own = turns.pop(run, None) if run is not None else None
-    if policy.history_turns == "completed":
-        before = [message for n in dict.fromkeys(ended) if n in turns for message in _pair(turns[n])]
-    else:
-        before = [message for turn in turns.values() for message in _messages(turn, policy.history_tools)]
-    if own is None:
-        return tuple(before)
-    # What is shown for this turn alone comes behind everything that stays, so that the front is the same each time.
-    now = _messages(own, "full" if policy.history_tools == "full" else "bounded")
-    return (*before, *own.context, *now)
+        data = recorded.event.data
+        if recorded.seq == wanted.summary and isinstance(data, HistoryCompacted):
+            front.append(UserMessage(frame("summary", data.summary)))
+        if wanted.since <= recorded.seq <= through:
+            story.hear(recorded)
+    pairs = policy.history_turns == "completed"
+    parts = [
+        _Part(turn.ended, list(_pair(turn) if pairs else _groups(turn, "bounded", 0)))
+        for n, turn in story.turns.items()
+        if wanted.turns and n in wanted.turns and not _is_void(turn)
+    ]
+    for end in [turn.end for turn in session.borders() if wanted.since < turn.end <= through]:
+        through = end
+        if tokens.of_messages(front) + sum([part.tokens for part in parts if part.key <= end]) <= most:
+            break
+    found = [group for part in parts if part.key <= through for group in part.groups]
+    return through, (*front, *(message for group in found for message in group.messages))
 
 
-def text_of(posted: MessagePosted) -> str:
-    return "\n".join(part.text for part in posted.content)
+class _Draft:
+    def __init__(self, session: Session, policy: Policy, run: int | None, wanted: Needs) -> None:
+        self._session = session
+        self._policy = policy
+        self._run = run
+        self._wanted = wanted
+        self._cut = wanted.cut
+        self.summary: list[Message] = []
+        self.plan: list[Message] = []
+        self.newest_plan: list[Message] = []
+        self.others: list[_Part] = []
+        self.own = _Part(session.seq + 1, [])
+
+    def take(self, events: Iterable[Recorded]) -> None:
+        wanted, run, policy = self._wanted, self._run, self._policy
+        story = Story(policy, self._session.several_since)
+        for recorded in events:
+            if recorded.seq >= wanted.since:
+                story.hear(recorded)
+            data = recorded.event.data
+            if isinstance(data, PlanChanged):
+                self.plan = _plan_state(data) if recorded.seq == wanted.plan else self.plan
+                self.newest_plan = _plan_state(data) if recorded.seq == wanted.newest_plan else self.newest_plan
+            elif recorded.seq == wanted.summary and isinstance(data, HistoryCompacted):
+                self.summary = [UserMessage(frame("summary", data.summary))]
+        turns = story.turns
+        own = turns.pop(run, None) if run is not None else None
+        shown = [
+            turn for n, turn in turns.items() if (wanted.turns is None or n in wanted.turns) and not _is_void(turn)
+        ]
+        inner = self._cut.inner
+        if policy.history_turns == "completed":
+            shown.sort(key=lambda turn: turn.ended)
+            self.others = [_Part(turn.ended, groups) for turn in shown if (groups := list(_pair(turn)))]
+        else:
+            tools = policy.history_tools
+            begun = {other.n: other.since for other in self._session.runs}
+            self.others = [
+                _Part(turn.ended or begun.get(turn.n, turn.began), list(_groups(turn, tools, inner))) for turn in shown
+            ]
+        if own:
+            tools = "full" if policy.history_tools == "full" else "bounded"
+            seen = [_group(0, [*own.window])] if own.window else []
+            self.own = _Part(self.own.key, [*seen, *_groups(own, tools, inner)])
+
+    def view(self, fixed: int = 0) -> View:
+        """Everything that was taken."""
+        groups = [group for part in self.others for group in part.groups]
+        messages = [message for group in groups for message in group.messages]
+        own = [message for group in self.own.groups for message in group.messages]
+        since, _ = window.first_shown(self._session, self._now, self._cut)
+        return View(
+            messages=(*self.summary, *messages, *self.plan, *own),
+            window=Window(since=self._cut.since, inner=self._cut.inner),
+            since=since,
+            tokens=self._tokens(fixed),
+            replies=tuple([group.reply for group in self.own.groups if group.reply]),
+        )
+
+    def fitted(self, budget: Budget) -> View:
+        """As much of it as the budget allows, and what it has to begin with where that is not all."""
+        estimate = self._tokens(budget.fixed)
+        size = window.measured(estimate, self._cut, budget, self._session.prompt(budget.model))
+        fits = True
+        if size > budget.tokens and self._policy.history_window == "fit":
+            most = budget.tokens * estimate // max(size, 1)
+            fits = self._shorten(budget.fixed, most)
+            size = size * self._tokens(budget.fixed) // max(estimate, 1)
+        shown = self.view(budget.fixed)
+        seen = window.shown_as(self._cut, shown.tokens, budget)
+        return msgspec.structs.replace(shown, window=seen, tokens=size, fits=fits)
+
+    def _shorten(self, fixed: int, most: int) -> bool:
+        """Leaves out whole turns, then the oldest replies of the run's own turn, then the summary and the checklist.
+        False: it is too much all the same. `most` is in our own estimate."""
+        low = int(most * window.LOW)
+        room = low - self._tokens(fixed, self.own.groups)
+        kept: list[_Part] = []
+        for part in sorted(self.others, key=lambda part: part.key, reverse=True):
+            if part.tokens > room and (kept or part.tokens > room + most - low):
+                break
+            kept.append(part)
+            room -= part.tokens
+        self.others = [part for part in self.others if any(part is other for other in kept)]
+        since = kept[-1].key if kept else self._session.seq + 1
+        self._cut = Cut(max(since, self._cut.since), self._cut.inner)
+        if self._tokens(fixed) > most:
+            self._shorten_own(fixed, low)
+        for left_out in (self.summary, self.plan):
+            if self._tokens(fixed) > most:
+                left_out.clear()
+        return self._tokens(fixed) <= most
+
+    def _shorten_own(self, fixed: int, low: int) -> None:
+        groups = self.own.groups
+        replies = [group for group in groups if group.reply]
+        room = low - self._tokens(fixed, [group for group in groups if not group.reply])
+        oldest = self._cut.inner
+        for place, group in enumerate(reversed(replies)):
+            if place and group.tokens > room:
+                break
+            room -= group.tokens
+            oldest = group.reply
+        self._cut = Cut(self._cut.since, oldest)
+        self.plan = self.newest_plan
+        self.own = _Part(self.own.key, [group for group in groups if not 0 < group.reply < oldest])
+
+    def _tokens(self, fixed: int, groups: list[_Group] | None = None) -> int:
+        """Of everything, or of these groups and what is always there."""
+        if groups is None:
+            groups = [*self.own.groups, *(group for part in self.others for group in part.groups)]
+        always = fixed + tokens.of_messages(self.summary) + tokens.of_messages(self.plan)
+        return always + sum([group.tokens for group in groups])
+
+    @property
+    def _now(self) -> Run | None:
+        return self._session.run(self._run) if self._run is not None else None
 
 
-def _window(posted: MessagePosted) -> list[UserMessage]:
-    """What its author had before him."""
-    return [UserMessage(frame("window_context", posted.context))] if posted.context else []
-
-
-def _act(action: ToolCall) -> UserMessage:
-    """What a person did, as text: it is no call of the model's."""
-    return UserMessage(frame("user_action", action.arguments, verb=action.name))
-
-
-def _acted(action: ToolCall, returned: ToolReturned) -> UserMessage:
-    text = returned.output if returned.status == "ok" else f"{returned.status}: {returned.error}"
-    return UserMessage(frame("user_action_result", cut(text, RESULT_MAX), verb=action.name))
-
-
-def _plan_state(plan: PlanChanged) -> UserMessage:
+def _plan_state(plan: PlanChanged) -> list[Message]:
+    if not plan.items:
+        return []
     lines = [f"- [{item.status}] {item.id}: {item.text}" for item in plan.items]
-    return UserMessage(frame("plan_state", "\n".join(["", *lines, ""])))
+    return [UserMessage(frame("plan_state", "\n".join(["", *lines, ""])))]
 
 
-def _pair(turn: _Turn) -> Iterable[Message]:
+def _pair(turn: Turn) -> Iterator[_Group]:
     """What was said to a turn and what it answered, verbatim, if it came to an answer."""
-    if turn.end and turn.end.status == "completed" and turn.answer:
-        yield from (item for item in turn.items if isinstance(item, UserMessage))
-        yield AssistantMessage(turn.answer)
+    answer = _answer(turn)
+    if turn.end and turn.end.status == "completed" and answer:
+        said = [item for item in turn.items if isinstance(item, UserMessage)]
+        yield _group(0, [*said, AssistantMessage(answer)])
 
 
-def _messages(turn: _Turn, tools: Literal["bounded", "full", "none"]) -> Iterable[Message]:
-    items = turn.items
-    if items and turn.answer and isinstance(items[-1], _Reply) and not items[-1].replied.tool_calls:
-        items = items[:-1]  # the reply that turned out to be the answer
+def _is_void(turn: Turn) -> bool:
+    """Whether a turn came to nothing by a rule, which its note says: then it is none."""
+    return bool(
+        turn.end and turn.end.status == "completed" and turn.end.note and not turn.replies and not _answer(turn)
+    )
+
+
+def _answer(turn: Turn) -> str:
+    return _whole(turn.end.content, turn.end.blob) if turn.end and not turn.action else ""
+
+
+def _groups(turn: Turn, tools: Tools, inner: int) -> Iterator[_Group]:
+    items, answer = turn.items, _answer(turn)
+    if items and answer and isinstance(last := items[-1], Reply) and _is_answer(last):
+        items = items[:-1]
     for item in items:
-        if isinstance(item, UserMessage):
-            yield item
-            continue
-        replied = item.replied
-        text = _whole(replied.content, replied.blob)
-        if tools == "none" or not replied.tool_calls:
-            if text:
-                yield AssistantMessage(text)
-            continue
-        yield AssistantMessage(text, replied.tool_calls)
-        for call in replied.tool_calls:
-            yield _result(call, item, bounded=tools == "bounded")
-    if turn.answer:
-        yield AssistantMessage(turn.answer)
+        match item:
+            case UserMessage():
+                yield _group(0, [item])
+            case Reply():
+                if item.seq >= inner and (messages := list(_exchange(item, tools))):
+                    yield _group(item.seq, messages)
+    if answer:
+        yield _group(0, [AssistantMessage(answer)])
 
 
-def _result(call: ToolCall, reply: _Reply, *, bounded: bool) -> ToolMessage:
+def _is_answer(reply: Reply) -> bool:
+    """Whether the newest reply of a turn that has an answer is that answer."""
+    return not reply.replied.tool_calls and not reply.replied.misfit
+
+
+def _group(reply: int, messages: list[Message]) -> _Group:
+    return _Group(reply, messages, tokens.of_messages(messages))
+
+
+def _exchange(reply: Reply, tools: Tools) -> Iterator[Message]:
+    """A reply with its results, or with why it is none."""
+    replied = reply.replied
+    text = _whole(replied.content, replied.blob)
+    calls = () if tools == "none" else replied.tool_calls
+    if text or calls:
+        yield AssistantMessage(text, calls)
+    for call in calls:
+        yield _result(call, reply, bounded=tools == "bounded")
+    if replied.misfit:
+        yield UserMessage(frame("misfit", f"{replied.misfit}: answer again"))
+
+
+def _result(call: ToolCall, reply: Reply, *, bounded: bool) -> ToolMessage:
     returned = reply.results.get(call.id)
     if returned is None:
         missing = IN_DOUBT if call.id in reply.begun else INTERRUPTED
-        return ToolMessage(call.id, call.name, missing if reply.over else RUNNING, reply.over)
+        return ToolMessage(call.id, call.name, missing if reply.over else _running(call, reply), reply.over)
     text = returned.output if returned.status == "ok" else f"{returned.status}: {returned.error}"
     text = cut(text, RESULT_MAX) if bounded else text
     return ToolMessage(call.id, call.name, _whole(text, returned.blob), returned.status != "ok")
 
 
+def _running(call: ToolCall, reply: Reply) -> str:
+    session = reply.children.get(call.id)
+    return RUNNING if session is None else msgspec.json.encode({"status": "running", "session": session}).decode()
+
+
 def _whole(head: str, blob: Blob | None) -> str:
     return f"{head}\n[cut: the whole has {blob.size} bytes]" if blob else head
-
-
-def cut(text: str, limit: int) -> str:
-    """The first `limit` bytes of UTF-8 at most, cut between characters, and behind them a notice of what is missing."""
-    if len(text) * 4 <= limit:
-        return text
-    data = text.encode()
-    if len(data) <= limit:
-        return text
-    head = data[:limit].decode(errors="ignore")
-    return f"{head}\n[cut: {len(data) - len(head.encode())} of {len(data)} bytes left out]"

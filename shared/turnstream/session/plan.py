@@ -5,6 +5,9 @@ plans again; it is done when nothing is planned. A crash changes nothing: the ne
 the same effects with the same keys. A key is also the effect's idempotency key towards the outside.
 """
 
+from itertools import takewhile
+from typing import Final
+
 import msgspec
 
 from turnstream.ids import derive
@@ -14,6 +17,9 @@ from turnstream.session.events import DeleteMode, EndStatus, Error, Parent, Spec
 from turnstream.session.limits import spent
 from turnstream.session.policy import resolve
 from turnstream.session.state import Call, Child, Run, Session
+
+STAYS: Final = 1 / 4
+"""Of what is not summed up yet, by bytes, so much at least is never: the newest turns stay as they were said."""
 
 
 class Drive(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +147,14 @@ class Entitle(_Effect, frozen=True, kw_only=True):
     spec: Spec
 
 
+class Compact(_Effect, frozen=True, kw_only=True):
+    """Sum up what was said and done up to the end of a turn, `through`, beside the turns that go on. `run` is the one
+    whose model is asked."""
+
+    spec: Spec
+    through: int
+
+
 class Expire(_Effect, frozen=True, kw_only=True):
     request: int
 
@@ -162,22 +176,28 @@ class Erase(_Effect, frozen=True, kw_only=True):
 
 RunEffect = Start | CallModel | CallTool | Settle | Return | Steer | Park | StartChild | Detach | Expire | End
 BetweenEffect = CancelChild | DropChild | TellParent
-Effect = RunEffect | BetweenEffect | Entitle | Erase
+AsideEffect = Entitle | Compact
+Effect = RunEffect | BetweenEffect | AsideEffect | Erase
 
 
 def plan(session: Session, now: int, drive: Drive) -> tuple[Effect, ...]:
     """`now` is broker time in milliseconds. Effects of one run only, of the drive's own queue: of the run that it
     carries out, else of one that nobody does, or that it may take over."""
-    beside = _between(session)
+    between = _between(session)
     if session.deleted:
-        return (*beside, *_of_deleted(session, drive))
+        return (*between, *_of_deleted(session, drive))
     for run in session.runs:
         if drive.owns(session, run):
-            return (*beside, *_of_mine(session, run, now))
+            return (*between, *_of_mine(session, run, now))
     for run in session.runs:
         if run.spec.queue == drive.queue and (effects := _of_other(session, run, now, drive)):
-            return (*beside, *effects)
-    return (*beside, *titling(session, drive))
+            return (*between, *effects)
+    return (*between, *aside(session, drive))
+
+
+def aside(session: Session, drive: Drive) -> tuple[AsideEffect, ...]:
+    """What is nobody's turn and waits for none: it goes on whatever else there is to do by then."""
+    return titling(session, drive) or summing_up(session, drive)
 
 
 def next_due(session: Session, drive: Drive) -> int | None:
@@ -218,6 +238,31 @@ def _between(session: Session) -> tuple[BetweenEffect, ...]:
     if session.parent and session.unreported:
         found.append(TellParent(key=f"{_at(session, 1)}:tell", run=1, parent=session.parent))
     return tuple(found)
+
+
+def summing_up(session: Session, drive: Drive) -> tuple[Compact, ...]:
+    """A turn has left little room for the next one: behind it the older ones are summed up."""
+    last = session.last_ended
+    if not session.crowded or last is None or session.last_queue != drive.queue:
+        return ()
+    if resolve(last.spec.policy).history_compaction == "off":
+        return ()
+    through = _through(session)
+    key = f"{session.key}:compact:{session.crowded}"
+    return (Compact(key=key, run=last.run, spec=last.spec, through=through),) if through else ()
+
+
+def _through(session: Session) -> int:
+    """The end of the newest turn behind which stays at least so much of what is there, 0 if there is none."""
+    before = session.compacted.through if session.compacted else 0
+    turns = list(takewhile(lambda turn: turn.end > before, reversed(session.turn_blocks)))
+    ends = {turn.end for turn in takewhile(lambda turn: turn.end > before, session.borders())}
+    whole, stays = sum(turn.size for turn in turns), 0
+    for turn in turns:
+        if turn.end in ends and stays >= whole * STAYS:
+            return turn.end
+        stays += turn.size
+    return 0
 
 
 def titling(session: Session, drive: Drive) -> tuple[Entitle, ...]:

@@ -98,12 +98,6 @@ PRESETS: Final[Mapping[Preset, Policy]] = {
     ),
 }
 
-NOT_AVAILABLE: Final[Mapping[str, frozenset[str]]] = {
-    "history.window": frozenset({"fit"}),
-    "history.compaction": frozenset({"on"}),
-}
-"""Values that this release knows and does not offer by themselves. A preset that has them does the nearest thing that
-there is: the whole history is shown."""
 GROUPS: Final = ("on_message", "history", "delete")
 STARTERS_MAX: Final = 100
 AUTHOR_MAX: Final = 128
@@ -139,7 +133,7 @@ def merged(*layers: PolicyData) -> PolicyData:
 
 def parse_policy(given: Mapping[str, object], where: str = "policy") -> PolicyData:
     """The policy fields of a request or a file. Raises `Rejected` naming the field that is unknown, has an unknown
-    value, or is not available; null is "not given"."""
+    value; null is "not given"."""
     said: dict[str, object] = {}
     for name, value in given.items():
         path = f"{where}.{name}" if where else name
@@ -173,8 +167,6 @@ def _checked(name: str, path: str, value: object) -> object:
         return list(names)
     if not isinstance(value, str) or value not in CHOICES[name]:
         raise Rejected("invalid", f"{path}: must be one of {', '.join(CHOICES[name])}", field=path)
-    if value in NOT_AVAILABLE.get(name, ()):
-        raise Rejected("not_available", f"{path}: {value!r} is not available in this release", field=path)
     return value
 
 

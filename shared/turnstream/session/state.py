@@ -9,7 +9,7 @@ For whoever edits this: the table of edges below is the only place that says whi
 the README is checked against it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -32,6 +32,7 @@ from turnstream.session.events import (
     Trigger,
     Usage,
     Wake,
+    Window,
 )
 from turnstream.session.policy import Policy, resolve
 from turnstream.session.recent import Recent
@@ -157,7 +158,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     requested_seq: int
     requested_at: int
     since: int = 0
-    """None of its messages was said before the event of this sequence. They may be older than the run."""
+    """Nothing that belongs to it is older than the event of this sequence; its messages may be older than the run."""
+    steered_since: int = 0
+    """The same of the messages of `steering`."""
+    plan_seq: int = 0
+    """Sequence of the event that held the checklist when it began, 0 for none."""
     trigger: Requested = "message"
     in_line: bool = True
     """Whether it waits until the runs before it have ended."""
@@ -266,6 +271,21 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return next((request for request in self.requests if request.k == k), None)
 
 
+class Prompt(msgspec.Struct, frozen=True):
+    """The newest call of a model: what it was shown, and how many tokens its provider counted, 0 if it did not."""
+
+    model: str
+    window: Window
+    counted: int = 0
+
+
+class Compacted(msgspec.Struct, frozen=True):
+    """The event `seq` holds a summary of everything up to the sequence `through`."""
+
+    seq: int
+    through: int
+
+
 class Ended(msgspec.Struct, frozen=True):
     """The run that ended last: what trying it again needs."""
 
@@ -326,6 +346,19 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The runs that have had children, and how many: their sessions go with this one."""
     plan_seq: int = 0
     """Sequence of the event that holds the checklist, 0 for none."""
+    plan_run: int = 0
+    """The run that wrote it."""
+    first_author: str = ""
+    """Who said the first message."""
+    several_since: int = 0
+    """Sequence of the first message of a second author, 0 while there is none."""
+    unshown_since: int = 0
+    """Sequence of the first notice, or late word of a sub-agent, that the next turn is to show; 0 for none."""
+    prompts: tuple[Prompt, ...] = ()
+    """The newest call of each of the models that were called last."""
+    crowded: int = 0
+    """Sequence of the end of the turn that left too little room for the next one, 0 since that was seen to."""
+    compacted: Compacted | None = None
     runs: tuple[Run, ...] = ()
     """The runs that have not ended, in the order of their turns: by number, but that one that interrupts another comes
     right behind that, and what a run leaves over is first, or right behind what interrupted it."""
@@ -367,6 +400,19 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             if turn.run < n:
                 nearest = max(nearest, turn.seq)
         return nearest
+
+    def prompt(self, model: str) -> Prompt | None:
+        """The newest call of this model, if it is one of those that were called last."""
+        return next((prompt for prompt in self.prompts if prompt.model == model), None)
+
+    def borders(self) -> Iterator[Turn]:
+        """The turns, the newest first, that are over for good at their end: no turn that ended later, or has not ended,
+        and nothing that waits to be shown, is older."""
+        first = min([*(run.since for run in self.runs), self.unshown_since or self.seq + 1])
+        for turn in reversed(self.turn_blocks):
+            if turn.end < first:
+                yield turn
+            first = min(first, turn.seq)
 
     def run(self, n: int) -> Run | None:
         """The run of this number if it has not ended."""

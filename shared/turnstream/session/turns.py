@@ -1,6 +1,6 @@
 """The turns of a session, each where its events begin and how many bytes they have: immutable, cheap to add to, small.
 
-They are kept in blocks of `BLOCK`, the older ones packed into about six bytes a turn: ten thousand turns are a few
+They are kept in blocks of `BLOCK`, the older ones packed into about eight bytes a turn: ten thousand turns are a few
 hundred objects, and to hold, to store and to load them costs next to nothing. Who looks for a turn unpacks it.
 """
 
@@ -14,11 +14,13 @@ BLOCK: Final = 64
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """A run that was started and has ended: its number, the sequence of its first event, the bytes of all of them."""
+    """A run that was started and has ended: its number, the sequence of its first event (nothing that belongs to it is
+    older), the bytes of all of them, the sequence of its last."""
 
     run: int
     seq: int
     size: int
+    end: int
 
 
 class Turns(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -47,7 +49,7 @@ def _pack(turns: tuple[Turn, ...]) -> bytes:
     numbers: list[int] = []
     run = seq = 0
     for turn in turns:
-        numbers += (turn.run - run, turn.seq - seq, turn.size)
+        numbers += (turn.run - run, turn.seq - seq, turn.size, turn.end - turn.seq)
         run, seq = turn.run, turn.seq
     return msgspec.msgpack.encode(numbers)
 
@@ -56,9 +58,9 @@ def _unpack(block: bytes) -> list[Turn]:
     numbers = iter(_numbers.decode(block))
     turns: list[Turn] = []
     run = seq = 0
-    for one, two, size in zip(numbers, numbers, numbers, strict=True):
+    for one, two, size, length in zip(numbers, numbers, numbers, numbers, strict=True):
         run, seq = run + one, seq + two
-        turns.append(Turn(run, seq, size))
+        turns.append(Turn(run, seq, size, seq + length))
     return turns
 
 

@@ -15,6 +15,7 @@ from turnstream.session.events import (
     ChildStarted,
     Error,
     Fact,
+    HistoryCompacted,
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
@@ -252,7 +253,9 @@ def _changes(row: Row, run: Run | None, recorded: Recorded) -> dict[str, object]
             return {"status": "cancelled", "reason": BY_DELETION}
         case RunSteered() | RequestAnswered() | RequestExpired() | ChildStarted() | ChildEnded() | PlanChanged():
             return {}
-        case SessionOpened() | SessionUpdated() | SessionErased() | RunRequested() | RunReported() | Unknown():
+        case SessionOpened() | SessionUpdated() | SessionErased() | HistoryCompacted() | Unknown():
+            return {}  # about no run
+        case RunRequested() | RunReported():
             return {}  # about no run that is there
         case _:
             assert_never(data)
