@@ -101,8 +101,8 @@ class Outcome(Enum):
 
 class Drive:
     """`is_here` says whether this very runner works on a wake-up. `confirm` tells whoever keeps the lease that the log
-    was looked at and the run is still this drive's. `step_aside` makes room for turns, for one that looks for a title or
-    a summary; False: too many do already."""
+    was looked at and the run is still this drive's. `step_aside` makes room for turns, for one that looks for a title
+    or a summary; False: too many do already."""
 
     def __init__(
         self,

@@ -13,7 +13,16 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 from rich.table import Table
-from tests.bench import bench_api, bench_log, bench_old, bench_start, bench_turns, bench_views, bench_waiting
+from tests.bench import (
+    bench_api,
+    bench_history,
+    bench_log,
+    bench_old,
+    bench_start,
+    bench_turns,
+    bench_views,
+    bench_waiting,
+)
 from tests.bench.figures import Figure
 
 from turnstream import telemetry
@@ -29,6 +38,7 @@ GROUPS: dict[str, Callable[[], Awaitable[dict[str, Figure]]]] = {
     "views": views,
     "api": bench_api.fanout,
     "old": bench_old.old,
+    "history": bench_history.history_build,
 }
 
 
