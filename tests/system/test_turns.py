@@ -85,6 +85,21 @@ async def test_s02_the_second_message_is_sent_with_the_first_and_its_reply(
     assert sent == [{"user": "echo first"}, {"assistant": "first"}, {"user": "[about]"}]
 
 
+async def test_s50_what_a_model_would_get_is_what_it_gets(speakers: list[Speaker], session: str) -> None:
+    one, two = speakers
+    await opened(one, session)
+    await outcome(two, (await say(one, session, '[tool add {"a": 1, "b": 2}] [then] [say Three.]'))["run"])
+    posted = await say(two, session, "[wait 2s] [about]")
+    await begun(one, posted["run"])
+    shown = (await two.ask("read_history", **{"session": session, "as": "model"})).body
+    sent = json.loads((await outcome(one, posted["run"]))["output"])["messages"]
+    assert [message["type"] for message in shown["messages"]] == ["user", "assistant", "tool", "assistant", "user"]
+    texts = [message.get("user") or message.get("result") or message.get("assistant") or "" for message in sent]
+    assert [message["text"] for message in shown["messages"]] == texts
+    assert (shown["from_seq"], shown["fits"]) == (0, True)
+    assert 0 < shown["tokens"] < shown["budget"]
+
+
 async def test_s03_a_second_message_while_the_model_is_blocked_is_refused(
     speakers: list[Speaker], session: str
 ) -> None:
