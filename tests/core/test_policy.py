@@ -48,7 +48,7 @@ def test_the_fields_are_those_of_a_policy() -> None:
     assert {name.partition(".")[0] for name in CHOICES} == set(PolicyData.__struct_fields__)
 
 
-@pytest.mark.parametrize(("name", "value"), values())
+@pytest.mark.parametrize(("name", "value"), [*values()])
 def test_what_is_offered_is_taken(name: str, value: str) -> None:
     layer = parse_policy(nested(name, value))
     assert msgspec.to_builtins(layer) == nested(name, value)
