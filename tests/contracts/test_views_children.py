@@ -1,11 +1,12 @@
 """Sub-agents in the views: whose child a session and a run is, what a run waits for, when each child was at work."""
 
+import pytest
 from tests.support.logs import BEGIN, Log, child_call
 from tests.support.views import Views, fresh, rows_in_force
 
 from turnstream.session.commands import CancelRun, UpdateSession
 from turnstream.session.events import Error, ToolCall, ToolReturned, Usage
-from turnstream.views import history, requests, runs, sessions, steps
+from turnstream.views import history, live_runs, requests, runs, sessions, steps
 from turnstream.views.database import Database
 from turnstream.views.sessions import ParentView
 
@@ -79,6 +80,23 @@ async def test_beside_a_question_only_that_is_asked_of_people(database: Database
         ("wait", "answered"),
         ("child", "running"),
     ]
+
+
+@pytest.mark.parametrize(("parked", "wanting"), [("interleave", [2]), ("queue", [])])
+async def test_s56_what_may_start_while_children_are_at_work_is_known_whatever_else_comes(
+    database: Database, parked: str, wanting: list[int]
+) -> None:
+    log = Log()
+    log.open("s1", policy={"on_message": {"parked": parked}})
+    log.delegates("s1", True, True)
+    log.say("s1", "meanwhile")
+    for child in (None, "s1--1-1", "s1--1-2"):  # each time by a projector that has only the rows
+        if child:
+            log.tell(child)
+        await Views(database).show(log.entries)
+        later = await live_runs.live_before(database, log.time + 1, limit=10)
+        wants = [run.row.n for run in later if run.key.session == "s1" and run.wants_runner]
+        assert wants == ([1] if child == "s1--1-2" else wanting), child
 
 
 async def test_the_tree_of_a_run_page_by_page(database: Database) -> None:

@@ -45,7 +45,7 @@ class Live(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A run that has not ended, as far as the session has to know it. `in_line`: it waits until those before it have
     ended. `to_end`: nothing but its end may follow. `requests`: numbers of those that a person can answer.
     `interrupts`: the run that it came to interrupt, 0 for none. `parked`: it waits for its children alone, or goes on
-    with what they have come to. `passed`: others may go before it while it is."""
+    with what they have come to. `passes`: it has not begun, and may go before others that wait like that."""
 
     n: int
     status: RunStatus
@@ -57,7 +57,7 @@ class Live(msgspec.Struct, frozen=True, array_like=True, gc=False):
     requests: tuple[int, ...]
     interrupts: int = 0
     parked: bool = False
-    passed: bool = False
+    passes: bool = False
 
 
 class OpenChild(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -223,7 +223,7 @@ def _live(run: Run) -> Live:
         requests,
         run.interrupts,
         run.parked,
-        run.parked and run.policy.on_message_parked == "interleave",
+        not run.taken and run.policy.on_message_parked == "interleave",
     )
 
 
@@ -275,7 +275,7 @@ def _derived(data: MessagePosted) -> str:
 
 
 _UNREAD = Spec(agent="", version="", digest="", model="")
-_PASSED = msgspec.structs.replace(_UNREAD, policy=PolicyData(on_message=OnMessageData(parked="interleave")))
+_PASSES = msgspec.structs.replace(_UNREAD, policy=PolicyData(on_message=OnMessageData(parked="interleave")))
 
 
 def session_of(key: SessionKey, row: Row, live: tuple[Run, ...]) -> Session:
@@ -303,7 +303,7 @@ def unread(live: Live) -> Run:
     """A run as far as the row of its session knows it: enough for events that are about other runs."""
     return Run(
         n=live.n,
-        spec=_PASSED if live.passed else _UNREAD,
+        spec=_PASSES if live.passes else _UNREAD,
         message_ids=live.message_ids,
         author="",
         requested_seq=0,
