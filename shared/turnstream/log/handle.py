@@ -152,9 +152,7 @@ class Sessions:
         """A session that is not known, and one of which much is new, goes on from its snapshot: its first events lie
         where the broker has not looked for long."""
         read: list[Recorded] = []
-        if not session.seq:
-            session = await self._skip(session)
-        elif self._snapshots:
+        if session.seq and self._snapshots:
             async for page in self.log.read(session.key, session.seq, at_least=at_least, page=EVERY):
                 session = await fold_page(session, page)
                 read += page if hold else ()
@@ -162,17 +160,12 @@ class Sessions:
                     break
             else:
                 return session, read
-            if (ahead := await self._skip(session)) is not session:
-                session, read = ahead, []
+        if self._snapshots and (resumed := await self._snapshots.resume(session, at_least, hold=hold)):
+            return resumed
         async for page in self.log.read(session.key, session.seq, at_least=at_least):
             session = await fold_page(session, page)
             read += page if hold else ()
         return session, read
-
-    async def _skip(self, session: Session) -> Session:
-        """The session at its snapshot, if that is further on."""
-        found = await self._snapshots.find(session.key) if self._snapshots else None
-        return found if found and found.seq > session.seq else session
 
     async def _since(self, session: Session, since: int) -> tuple[Session, list[Recorded]]:
         """The same session or a newer one, and its events from this one on; of one that is being removed, what is left

@@ -13,9 +13,10 @@ from collections import OrderedDict
 from typing import Final, Protocol
 
 from turnstream.ids import SessionKey
-from turnstream.log.base import Log, LogError
+from turnstream.log.base import BrokenChain, Log
 from turnstream.log.folding import fold_page
-from turnstream.session import snapshot
+from turnstream.session.events import Recorded
+from turnstream.session.snapshot import Snapshot, decode, encode
 from turnstream.session.state import Session
 from turnstream.telemetry import get_logger
 
@@ -26,14 +27,15 @@ SIZE_MAX: Final = 512 * 1024
 """Bytes of a snapshot. A session of 50,000 events needs 280 KiB (tests/core/test_snapshot.py), one of 140,000 this
 much; of a longer one none is written."""
 WAIT: Final = 1.0
-"""Seconds that a session is not opened for want of its snapshot, at most."""
+"""Seconds that whoever opens a session waits for its snapshot at most."""
 NEVER: Final = 1 << 62
+"""Events that no session has."""
 KNOWN_MAX: Final = 20_000
 """Sessions of which a process remembers when there was a snapshot."""
 DUE_MAX: Final = 1000
 """Sessions that may wait for their snapshot; of others one is written when they have gone on."""
 
-log = get_logger()
+_logger = get_logger()
 
 
 class Store(Protocol):
@@ -51,25 +53,29 @@ class Store(Protocol):
 class Snapshotter:
     """One process's hands on the snapshots of a log. One is written at a time, in the background."""
 
-    def __init__(self, journal: Log, store: Store) -> None:
-        self._log = journal
+    def __init__(self, log: Log, store: Store) -> None:
+        self._log = log
         self._store = store
         self._known: OrderedDict[SessionKey, int] = OrderedDict()
         """How many events the newest snapshot of a session is of, as far as is known."""
         self._due: dict[SessionKey, int] = {}
         self._writer: asyncio.Task[None] | None = None
 
-    async def find(self, key: SessionKey) -> Session | None:
-        """What the session was at its newest snapshot, if there is one that can be believed, and it comes soon."""
+    async def resume(self, session: Session, at_least: int, *, hold: bool) -> tuple[Session, list[Recorded]] | None:
+        """The session as of now, and with `hold` the events behind the snapshot that it went on from. None: there is no
+        snapshot that is further on, none that can be believed, or none that comes soon. Raises `LogError`."""
         try:
             async with asyncio.timeout(WAIT):
-                held = await self._store.get(key)
-                found = await self._believed(key, held[0]) if held else None
-        except (LogError, TimeoutError):
+                held = await self._store.get(session.key)
+        except TimeoutError:
             return None
-        if found:
-            self._remember(key, found.events)
-        return found
+        found = decode(held[0], session.key) if held else None
+        if found is None or found.seq <= session.seq:
+            return None
+        resumed = await _resume(self._log, found, at_least, hold)
+        if resumed:
+            self._remember(session.key, found.session.events)
+        return resumed
 
     def note(self, session: Session) -> None:
         """Has a snapshot written if the session has gone far beyond the last one."""
@@ -89,11 +95,6 @@ class Snapshotter:
             self._writer.cancel()
             await asyncio.wait((self._writer,))
 
-    async def _believed(self, key: SessionKey, data: bytes) -> Session | None:
-        found = snapshot.decode(data, key) if data else None
-        last = await self._log.at(key, found.seq) if found else None
-        return found.session if found and last and found.is_of(last) else None
-
     def _remember(self, key: SessionKey, events: int) -> None:
         self._known[key] = events
         self._known.move_to_end(key)
@@ -107,7 +108,7 @@ class Snapshotter:
             try:
                 events = await self._write(key, events)
             except Exception as error:
-                log.warning("no snapshot is made", account=key.account, session=key.session, error=error)
+                _logger.warning("no snapshot is made", account=key.account, session=key.session, error=error)
             finally:
                 self._remember(key, events)
                 del self._due[key]
@@ -119,16 +120,39 @@ class Snapshotter:
         if held is None:
             return events
         data, revision = held
-        before = await self._believed(key, data)
-        if before and events - before.events < EVERY:
-            return before.events
-        session, last = before or Session(key=key), None
-        async for page in self._log.read(key, session.seq, at_least=await self._log.last(key)):
-            session, last = await fold_page(session, page), page[-1]
-        if last is None or session.deleted:
+        found, last = decode(data, key), await self._log.last(key)
+        resumed = await _resume(self._log, found, last, hold=True) if found else None
+        if found and resumed and events - found.session.events < EVERY:
+            return found.session.events
+        session, read = resumed or await self._whole(key, last)
+        if not read or session.deleted:
             return events
-        data = snapshot.encode(session, last)
+        data = encode(session, read[-1])
         if len(data) > SIZE_MAX:
             return NEVER
         await self._store.put(key, data, revision)
         return session.events
+
+    async def _whole(self, key: SessionKey, at_least: int) -> tuple[Session, list[Recorded]]:
+        """The session from its first event on, and its newest ones."""
+        session, page = Session(key=key), list[Recorded]()
+        async for page in self._log.read(key, at_least=at_least):
+            session = await fold_page(session, page)
+        return session, page
+
+
+async def _resume(log: Log, found: Snapshot, at_least: int, hold: bool) -> tuple[Session, list[Recorded]] | None:
+    """Reads from the event that the snapshot ends with. None: the log has another one there, or none."""
+    session: Session | None = None
+    read: list[Recorded] = []
+    try:
+        async for page in log.read(found.session.key, found.previous, at_least=at_least):
+            if session is None and not found.is_of(page[0]):
+                return None
+            session = await fold_page(session or found.session, page)
+            read += page if hold else ()
+    except BrokenChain:
+        if session is None:
+            return None
+        raise
+    return (session, read) if session else None

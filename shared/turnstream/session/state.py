@@ -127,7 +127,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     on_expiry: OnExpiry = "fail"
 
 
-class Closed(msgspec.Struct, frozen=True, array_like=True):
+class Closed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request that is not open any more, since event `seq`: how, and what was said (a digest)."""
 
     seq: int
@@ -311,7 +311,7 @@ class Deleted(msgspec.Struct, frozen=True):
     key: tuple[str, str | None] | None = None
 
 
-class Receipt(msgspec.Struct, frozen=True, array_like=True):
+class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The first answer to a command with an idempotency key."""
 
     seq: int

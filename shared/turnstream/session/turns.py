@@ -13,7 +13,7 @@ import msgspec
 BLOCK: Final = 64
 
 
-class Turn(msgspec.Struct, frozen=True):
+class Turn(msgspec.Struct, frozen=True, gc=False):
     """A run that was started and has ended: its number, the sequence of its first event (nothing that belongs to it is
     older), the bytes of all of them, the sequence of its last."""
 
