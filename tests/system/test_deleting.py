@@ -67,6 +67,7 @@ async def assert_not_there(speaker: Speaker, session: str) -> None:
         "post_message": {"content": "late"},
         "update_session": {"title": "late"},
         "withdraw_message": {"message": "m1"},
+        "act_in_session": {"verb": "add"},
         "put_attachment": {"name": "late.txt", "content": "bGF0ZQ=="},
         "get_attachment": {"name": "late.txt"},
     }
