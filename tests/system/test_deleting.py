@@ -97,7 +97,7 @@ async def until(speaker: Speaker, run: str, wanted: str) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 async def test_s29_an_idle_session_is_deleted_by_its_policy(speaker: Speaker, session: str, preset: str) -> None:
     mode, _ = PRESETS[preset]
-    await opened(speaker, session, policy={"preset": preset})
+    await opened(speaker, session, policy={"preset": preset, "titles": "derived"})
     run = (await say(speaker, session, "echo what came of it", wait=30))["run"]
     removed = len(await events(speaker, session)) + 1
     assert await delete(speaker, session) == 204
@@ -607,14 +607,15 @@ async def test_s59_views_made_anew_show_the_same(house: House, session: str) -> 
 
 async def test_a_session_is_deleted_from_the_command_line(home: Home) -> None:
     await home.dev()
+    await home.run("open", "s1", "--preset", "thread")  # which has no title of its agent's
     await home.run("send", "s1", "echo hello")
     await home.run("send", "s2", "[hang]", "--no-wait")
     refused = await home.run("delete", "s2", expect=4)
     assert "run_active, run: s2.1" in refused.err
     done = await home.run("delete", "s2", "--active", "cancel", "--mode", "detach", "--wait", "30")
     assert re.search(r"session s2 is deleted \(detach\): [34] events removed", done.out)
-    receipt = json.loads((await home.run("delete", "s1", "--wait", "30", "--json")).out)
-    assert (receipt["mode"], receipt["events_removed"]) == ("erase", 4)
+    receipt = json.loads((await home.run("delete", "s1", "--mode", "erase", "--wait", "30", "--json")).out)
+    assert (receipt["mode"], receipt["events_removed"]) == ("erase", 5)
     for session in ("s1", "s2"):
         assert "not_found" in (await home.run("sessions", session, expect=4)).err
     assert json.loads((await home.run("runs", "show", "s2.1", "--json")).out)["status"] == "cancelled"

@@ -154,7 +154,7 @@ async def nothing_over_nats(theirs: Program) -> None:
 async def own_session_of_that_name(secured: Deployment, rival: OverHttp, theirs: Program, follower: Follower) -> None:
     """The same id is another session; neither hears of the other's."""
     before = list(follower.events)
-    await opened(rival, SESSION)
+    await opened(rival, SESSION, policy={"titles": "derived"})  # the answer is the last event
     async with following(SESSION, secured.urls[0], headers=rival.headers) as own:
         await say(rival, SESSION, "echo ours")
         await own.until("run.ended")
