@@ -1,16 +1,19 @@
 """The turns of a session, each where its events begin and how many bytes they have: immutable, cheap to add to, small.
 
-They are kept in blocks of `BLOCK`, the older ones packed into about eight bytes a turn: ten thousand turns are a few
+They are kept in blocks of `BLOCK`, the older ones packed into about seven bytes a turn: ten thousand turns are a few
 hundred objects, and to hold, to store and to load them costs next to nothing. Who looks for a turn unpacks it.
 """
 
 from collections.abc import Iterator
 from itertools import chain
+from struct import pack, unpack_from
 from typing import Final
 
 import msgspec
 
 BLOCK: Final = 64
+COLUMNS: Final = 4
+WIDTHS: Final = (("b", 8), ("h", 16), ("i", 32), ("q", 64))
 
 
 class Turn(msgspec.Struct, frozen=True, gc=False):
@@ -45,23 +48,36 @@ class Turns(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def _pack(turns: tuple[Turn, ...]) -> bytes:
-    """By how much each is further than the one before it: numbers that are mostly small."""
-    numbers: list[int] = []
-    run = seq = 0
-    for turn in turns:
-        numbers += (turn.run - run, turn.seq - seq, turn.size, turn.end - turn.seq)
-        run, seq = turn.run, turn.seq
-    return msgspec.msgpack.encode(numbers)
+    """A column of each number, as narrow as the block's largest needs: first the columns' widths, as `struct` says
+    them, and where the block begins. Run and first event are said by how much they are further than the run and the
+    last event before, a turn's last event by its first."""
+    first = turns[0]
+    before = [Turn(first.run, 0, 0, first.seq), *turns]
+    columns = (
+        [turn.run - last.run for turn, last in zip(turns, before, strict=False)],
+        [turn.seq - last.end for turn, last in zip(turns, before, strict=False)],
+        [turn.size for turn in turns],
+        [turn.end - turn.seq for turn in turns],
+    )
+    widths = "".join([_width(column) for column in columns])
+    return widths.encode() + pack(_layout(widths), first.run, first.seq, *chain.from_iterable(columns))
 
 
 def _unpack(block: bytes) -> list[Turn]:
-    numbers = iter(_numbers.decode(block))
+    run, end, *numbers = unpack_from(_layout(block[:COLUMNS].decode()), block, COLUMNS)
     turns: list[Turn] = []
-    run = seq = 0
-    for one, two, size, length in zip(numbers, numbers, numbers, numbers, strict=True):
-        run, seq = run + one, seq + two
-        turns.append(Turn(run, seq, size, seq + length))
+    columns = [numbers[start : start + BLOCK] for start in range(0, COLUMNS * BLOCK, BLOCK)]
+    for runs, gap, size, length in zip(*columns, strict=True):
+        run, seq = run + runs, end + gap
+        end = seq + length
+        turns.append(Turn(run, seq, size, end))
     return turns
 
 
-_numbers = msgspec.msgpack.Decoder(list[int])
+def _width(column: list[int]) -> str:
+    least, most = min(column), max(column)
+    return next(width for width, bits in WIDTHS if -(1 << bits - 1) <= least and most < 1 << bits - 1)
+
+
+def _layout(widths: str) -> str:
+    return "<qq" + "".join([f"{BLOCK}{width}" for width in widths])
