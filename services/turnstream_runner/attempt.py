@@ -76,8 +76,10 @@ class Attempt:
     async def call_model(self, effect: CallModel, run: Run) -> RunFact:
         """What its provider wants back with this reply lies in the checkpoint before the reply is stored."""
         budget = self._budget(run)
-        session, events = await self._ledger.shown(window.needs(self._ledger.session, run, run.policy, budget))
-        view = history.build(session, events, run.n, run.policy, budget)
+        wanted = window.needs(self._ledger.session, run, run.policy, budget)
+        session, events = await self._ledger.shown(wanted)
+        story = self._equipment.stories.tell(session, events, run.policy, wanted.since)
+        view = history.build(session, events, run.n, run.policy, budget, story)
         if not view.fits:
             return _too_much(effect, run, view)
         replies = [recorded for recorded in events if _is_reply(recorded, run.n)] if run.steps else []

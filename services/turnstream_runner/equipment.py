@@ -14,6 +14,7 @@ from turnstream_runner.erase import Eraser
 from turnstream_runner.models.registry import Models
 from turnstream_runner.roles import Roles
 from turnstream_runner.room import Room
+from turnstream_runner.stories import Stories
 
 
 class Equipment(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,3 +33,4 @@ class Equipment(msgspec.Struct, frozen=True, kw_only=True):
     eraser: Eraser
     room: Room
     now: Callable[[], int]
+    stories: Stories = msgspec.field(default_factory=Stories)

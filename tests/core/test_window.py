@@ -387,7 +387,7 @@ def test_a_window_is_a_function_of_the_session_and_its_events(facts: tuple[Fact,
     events = log(*facts)
     session = fold(Session(key=KEY), events)
     first = history.build(session, events, None, policy, budget)
-    assert history.build(session, iter(events), None, policy, budget) == first
+    assert history.build(session, events, None, policy, budget) == first
     needed = read_only_what_is_needed(session, events, None, policy, budget)
     assert history.build(session, needed, None, policy, budget) == first
 

@@ -8,18 +8,22 @@ of a turn only while it is under way, the checklist and what the sender's window
 stays. Where the window begins is said in `window.py`; what was summed up (`history.compacted`) is there as its summary.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Literal
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Literal, cast
 
 import msgspec
 
 from turnstream.session import tokens, window
 from turnstream.session.events import (
     Blob,
+    Fact,
     HistoryCompacted,
     PlanChanged,
     Recorded,
     ToolCall,
+    Unknown,
     Window,
 )
 from turnstream.session.frames import frame
@@ -60,31 +64,40 @@ class _Group(msgspec.Struct, frozen=True):
     tokens: int
 
 
-class _Part(msgspec.Struct, frozen=True):
+class _Part(msgspec.Struct, frozen=True, gc=False):
     """What a turn shows. `key`: the order in which turns are left out."""
 
     key: int
     groups: list[_Group]
-
-    @property
-    def tokens(self) -> int:
-        return sum([group.tokens for group in self.groups])
+    messages: list[Message]
+    tokens: int
 
 
 def build(
     session: Session,
-    events: Iterable[Recorded],
+    events: Sequence[Recorded],
     run: int | None = None,
     policy: Policy = STRICT,
     budget: Budget | None = None,
+    story: Story | None = None,
 ) -> View:
     """What the model sees of the session, oldest first. With `run`, that run's turn is last: its prompt and its steps
-    so far, whatever other runs have started since. `events` are those that `needs` names, or more."""
+    so far, whatever other runs have started since. `events` are those that `needs` names, or more. `story` is what they
+    tell, where it has been told before."""
     now = session.run(run) if run is not None else None
     wanted = needs(session, now, policy, budget)
     draft = _Draft(session, policy, run, wanted)
-    draft.take(events)
+    draft.take(events, story or told(session, events, policy, wanted.since))
     return draft.view() if budget is None else draft.fitted(budget)
+
+
+def told(session: Session, events: Iterable[Recorded], policy: Policy, since: int) -> Story:
+    """What these events tell, from the one with sequence `since` on."""
+    story = Story(policy, session.several_since)
+    for recorded in events:
+        if recorded.seq >= since:
+            story.hear(recorded)
+    return story
 
 
 def summed_up(
@@ -103,7 +116,7 @@ def summed_up(
             story.hear(recorded)
     pairs = policy.history_turns == "completed"
     parts = [
-        _Part(turn.ended, list(_pair(turn) if pairs else _groups(turn, "bounded", 0)))
+        _part(turn.ended, _pair(turn) if pairs else _groups(turn, "bounded", 0))
         for n, turn in story.turns.items()
         if wanted.turns and n in wanted.turns and not _is_void(turn)
     ]
@@ -111,8 +124,7 @@ def summed_up(
         through = end
         if tokens.of_messages(front) + sum([part.tokens for part in parts if part.key <= end]) <= most:
             break
-    found = [group for part in parts if part.key <= through for group in part.groups]
-    return through, (*front, *(message for group in found for message in group.messages))
+    return through, (*front, *(message for part in parts if part.key <= through for message in part.messages))
 
 
 class _Draft:
@@ -126,48 +138,53 @@ class _Draft:
         self.plan: list[Message] = []
         self.newest_plan: list[Message] = []
         self.others: list[_Part] = []
-        self.own = _Part(session.seq + 1, [])
+        self.own = _part(session.seq + 1, ())
 
-    def take(self, events: Iterable[Recorded]) -> None:
+    def take(self, events: Sequence[Recorded], story: Story) -> None:
         wanted, run, policy = self._wanted, self._run, self._policy
-        story = Story(policy, self._session.several_since)
-        for recorded in events:
-            if recorded.seq >= wanted.since:
-                story.hear(recorded)
-            data = recorded.event.data
-            if isinstance(data, PlanChanged):
-                self.plan = _plan_state(data) if recorded.seq == wanted.plan else self.plan
-                self.newest_plan = _plan_state(data) if recorded.seq == wanted.newest_plan else self.newest_plan
-            elif recorded.seq == wanted.summary and isinstance(data, HistoryCompacted):
-                self.summary = [UserMessage(frame("summary", data.summary))]
-        turns = story.turns
-        own = turns.pop(run, None) if run is not None else None
+        self.plan = _plan_state(_at(events, wanted.plan))
+        self.newest_plan = _plan_state(_at(events, wanted.newest_plan))
+        summary = _at(events, wanted.summary)
+        if isinstance(summary, HistoryCompacted):
+            self.summary = [UserMessage(frame("summary", summary.summary))]
+        begun = {other.n: other.since for other in self._session.runs}
         shown = [
-            turn for n, turn in turns.items() if (wanted.turns is None or n in wanted.turns) and not _is_void(turn)
+            self._shown(turn, begun)
+            for n, turn in story.turns.items()
+            if n != run and (wanted.turns is None or n in wanted.turns)
         ]
-        inner = self._cut.inner
+        self.others = [part for part in shown if part.messages]
         if policy.history_turns == "completed":
-            shown.sort(key=lambda turn: turn.ended)
-            self.others = [_Part(turn.ended, groups) for turn in shown if (groups := list(_pair(turn)))]
-        else:
-            tools = policy.history_tools
-            begun = {other.n: other.since for other in self._session.runs}
-            self.others = [
-                _Part(turn.ended or begun.get(turn.n, turn.began), list(_groups(turn, tools, inner))) for turn in shown
-            ]
+            self.others.sort(key=lambda part: part.key)
+        own = story.turns.get(run) if run is not None else None
         if own:
             tools = "full" if policy.history_tools == "full" else "bounded"
             seen = [_group(0, [*own.window])] if own.window else []
-            self.own = _Part(self.own.key, [*seen, *_groups(own, tools, inner)])
+            self.own = _part(self.own.key, [*seen, *_groups(own, tools, self._cut.inner)])
+
+    def _shown(self, turn: Turn, begun: Mapping[int, int]) -> _Part:
+        """What another turn shows. Of one that has ended it is remembered."""
+        policy, inner = self._policy, self._cut.inner
+        how = (policy.history_turns, policy.history_tools, inner)
+        if turn.shown and turn.shown[0] == how:
+            return cast("_Part", turn.shown[1])
+        if _is_void(turn):
+            groups: Iterable[_Group] = ()
+        elif policy.history_turns == "completed":
+            groups = _pair(turn)
+        else:
+            groups = _groups(turn, policy.history_tools, inner)
+        part = _part(turn.ended or begun.get(turn.n, turn.began), groups)
+        if turn.end:
+            turn.shown = how, part
+        return part
 
     def view(self, fixed: int = 0) -> View:
         """Everything that was taken."""
-        groups = [group for part in self.others for group in part.groups]
-        messages = [message for group in groups for message in group.messages]
-        own = [message for group in self.own.groups for message in group.messages]
+        messages = chain.from_iterable([part.messages for part in self.others])
         since, _ = window.first_shown(self._session, self._now, self._cut)
         return View(
-            messages=(*self.summary, *messages, *self.plan, *own),
+            messages=(*self.summary, *messages, *self.plan, *self.own.messages),
             window=Window(since=self._cut.since, inner=self._cut.inner),
             since=since,
             tokens=self._tokens(fixed),
@@ -220,13 +237,13 @@ class _Draft:
             oldest = group.reply
         self._cut = Cut(self._cut.since, oldest)
         self.plan = self.newest_plan
-        self.own = _Part(self.own.key, [group for group in groups if not 0 < group.reply < oldest])
+        self.own = _part(self.own.key, [group for group in groups if not 0 < group.reply < oldest])
 
     def _tokens(self, fixed: int, groups: list[_Group] | None = None) -> int:
         """Of everything, or of these groups and what is always there."""
-        if groups is None:
-            groups = [*self.own.groups, *(group for part in self.others for group in part.groups)]
         always = fixed + tokens.of_messages(self.summary) + tokens.of_messages(self.plan)
+        if groups is None:
+            return always + self.own.tokens + sum([part.tokens for part in self.others])
         return always + sum([group.tokens for group in groups])
 
     @property
@@ -234,8 +251,20 @@ class _Draft:
         return self._session.run(self._run) if self._run is not None else None
 
 
-def _plan_state(plan: PlanChanged) -> list[Message]:
-    if not plan.items:
+def _part(key: int, groups: Iterable[_Group]) -> _Part:
+    found = list(groups)
+    messages = [message for group in found for message in group.messages]
+    return _Part(key, found, messages, sum([group.tokens for group in found]))
+
+
+def _at(events: Sequence[Recorded], seq: int) -> Fact | Unknown | None:
+    """What the event at this sequence says, if it is among these; 0: none."""
+    place = bisect_left(events, seq, key=lambda recorded: recorded.seq) if seq else len(events)
+    return events[place].event.data if place < len(events) and events[place].seq == seq else None
+
+
+def _plan_state(plan: Fact | Unknown | None) -> list[Message]:
+    if not isinstance(plan, PlanChanged) or not plan.items:
         return []
     lines = [f"- [{item.status}] {item.id}: {item.text}" for item in plan.items]
     return [UserMessage(frame("plan_state", "\n".join(["", *lines, ""])))]

@@ -52,7 +52,7 @@ class Turn:
     """`began` is the sequence of its first start. `action`: what a person did, if that is all that it is. `window`:
     what the authors of its messages had before them, which is shown while it is under way, and never again."""
 
-    __slots__ = ("action", "began", "end", "ended", "items", "n", "window")
+    __slots__ = ("action", "began", "end", "ended", "items", "n", "shown", "window")
 
     def __init__(self, n: int, began: int, action: ToolCall | None = None) -> None:
         self.n = n
@@ -62,6 +62,8 @@ class Turn:
         self.end: RunEnded | None = None
         self.ended = 0
         self.action = action
+        self.shown: tuple[object, object] | None = None
+        """What a turn that has ended shows, and how: it stays so."""
 
     @property
     def replies(self) -> list[Reply]:

@@ -71,7 +71,7 @@ class Needs(msgspec.Struct, frozen=True):
 
     @property
     def beside(self) -> tuple[int, ...]:
-        return tuple([seq for seq in (self.summary, self.plan) if 0 < seq < self.since])
+        return tuple(sorted({seq for seq in (self.summary, self.plan) if 0 < seq < self.since}))
 
 
 def needs(session: Session, run: Run | None, policy: Policy, budget: Budget | None) -> Needs:
