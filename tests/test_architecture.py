@@ -25,6 +25,7 @@ PURE = {
     "jsonschema_rs",
     "msgspec",
     "re",
+    "struct",
     "turnstream",
     "typing",
     "unicodedata",

@@ -94,7 +94,7 @@ async def test_the_actor_the_key_and_the_trace_come_in_headers(api: Running) -> 
 
 
 async def test_an_answer_that_no_message_can_hold_is_said(api: Running) -> None:
-    await api.open("s1", policy={"on_busy": "queue"})
+    await api.open("s1", policy={"on_busy": "queue", "history": {"window": "all"}})
     for _ in range(20):
         run = (await api.say("s1", "x" * 60_000))["run"]
         await api.hand.carry_out(run)

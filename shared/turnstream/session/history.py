@@ -40,6 +40,9 @@ INTERRUPTED = "interrupted: there is no result"
 IN_DOUBT = "interrupted: there is no result, and the tool may or may not have taken effect"
 """The same where the tool had begun."""
 
+EMPTY = ("length", "content_filter")
+"""How a model finished whose answer is empty by rule: it has run out of tokens, or was not let speak."""
+
 Tools = Literal["bounded", "full", "none"]
 
 
@@ -279,10 +282,10 @@ def _pair(turn: Turn) -> Iterator[_Group]:
 
 
 def _is_void(turn: Turn) -> bool:
-    """Whether a turn came to nothing by a rule, which its note says: then it is none."""
-    return bool(
-        turn.end and turn.end.status == "completed" and turn.end.note and not turn.replies and not _answer(turn)
-    )
+    """Whether a turn came to nothing for how its model finished: then it is none."""
+    end = turn.end
+    empty = end is not None and end.status == "completed" and end.finish in EMPTY and not turn.replies
+    return empty and not _answer(turn)
 
 
 def _answer(turn: Turn) -> str:

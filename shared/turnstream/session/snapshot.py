@@ -19,7 +19,7 @@ from turnstream.ids import SessionKey, digest
 from turnstream.session.events import Recorded
 from turnstream.session.state import Session
 
-MEANING: Final = 2
+MEANING: Final = 3
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
