@@ -129,7 +129,7 @@ async def test_a_provider_gets_what_was_put_the_same_in_every_turn(stage: Stage)
     lost, _ = await attachments.put(key, "lost.txt", "text/plain", b"lost")
     await blobs.erase(key, frozenset({png.blob, notes.blob}))
     async with peer(strict) as provider:
-        local = ModelSettings(provider="openai", model="m", base_url=provider.base_url)
+        local = ModelSettings(provider="openai", model="m", base_url=provider.base_url, context=200_000)
         models = Models({"local": local})
         await stage.actor(models=models, model="local")
         for text, attached in (("look", (png, notes, lost)), ("and now?", ())):
