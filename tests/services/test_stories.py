@@ -1,12 +1,13 @@
-"""What the events of a session tell, told on from call to call: nobody can see from what a model is shown that it was."""
+"""What the events of a session tell, told on from call to call: what a model is shown does not say that it was."""
 
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.scenario import KEY
-from tests.core.test_history import conversations
-from tests.core.test_window import MODEL, SIZES, log
+from tests.core.scenario import KEY, opened, posted, started
+from tests.core.test_history import conversations, log
+from tests.core.test_window import MODEL, SIZES
 
+from turnstream.ids import SessionKey
 from turnstream.session import history, window
 from turnstream.session.events import Fact, Recorded
 from turnstream.session.fold import fold
@@ -25,7 +26,9 @@ def shown(session: Session, events: list[Recorded], preset: str, size: int, stor
 
 @settings(max_examples=150, deadline=None)
 @given(conversations(), SIZES, st.sampled_from(sorted(PRESETS)), st.data())
-def test_what_is_told_on_is_as_if_told_anew(facts: tuple[Fact, ...], size: int, preset: str, data: st.DataObject) -> None:
+def test_what_is_told_on_is_as_if_told_anew(
+    facts: tuple[Fact, ...], size: int, preset: str, data: st.DataObject
+) -> None:
     events = log(*facts)
     stories = Stories()
     upto = 0
@@ -52,16 +55,12 @@ def test_another_log_of_the_same_session_is_told_anew(facts: tuple[Fact, ...]) -
 
 
 def test_what_was_told_longest_ago_is_told_anew() -> None:
-    from turnstream.ids import SessionKey
-
-    first = log_of("s1")
+    first = log_of()
     stories = Stories(budget=sum(recorded.size for recorded in first) * 2)
-    told = {name: stories.tell(Session(key=SessionKey("default", name)), log_of(name), STRICT, 0) for name in "abc"}
-    assert stories.tell(Session(key=SessionKey("default", "c")), log_of("c"), STRICT, 0) is told["c"]
-    assert stories.tell(Session(key=SessionKey("default", "a")), log_of("a"), STRICT, 0) is not told["a"]
+    told = {name: stories.tell(Session(key=SessionKey("default", name)), log_of(), STRICT, 0) for name in "abc"}
+    assert stories.tell(Session(key=SessionKey("default", "c")), log_of(), STRICT, 0) is told["c"]
+    assert stories.tell(Session(key=SessionKey("default", "a")), log_of(), STRICT, 0) is not told["a"]
 
 
-def log_of(name: str) -> list[Recorded]:
-    from tests.core.scenario import opened, posted, started
-
+def log_of() -> list[Recorded]:
     return log(opened(), posted("m1", 1), started(1, 1, "m1"))
