@@ -71,7 +71,7 @@ async def forget(api: Running) -> None:
 QUESTIONS = ("/v1/sessions/s1/queue", *(f"/v1/runs/s1.{n}/wait?timeout=0" for n in (1, 2, 3, 4)))
 CHANGES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("POST", "/v1/sessions/s1/messages", {"content": "hello"}),
-    ("POST", "/v1/sessions", {"id": "s1", "title": "old"}),
+    ("POST", "/v1/sessions", {"id": "s1", "metadata": {"how": "old"}}),
     ("PATCH", "/v1/sessions/s1", {"title": "older"}),
     ("POST", "/v1/runs/s1.2/input", {"answer": "left"}),
     ("POST", "/v1/runs/s1.4/cancel", {}),
