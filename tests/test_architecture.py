@@ -16,6 +16,7 @@ CORE = sorted((SHARED / "session").glob("*.py"))
 JETSTREAM = SHARED / "log" / "jetstream.py"
 
 PURE = {
+    "bisect",
     "codecs",
     "collections",
     "functools",

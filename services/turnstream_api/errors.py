@@ -22,6 +22,7 @@ ApiCode = Literal[
     "invalid_cursor",  # a cursor that no answer of ours ever held
     "unauthorized",  # no API key, or one that is not (any more) valid
     "method_not_allowed",
+    "not_available",  # a known field that this release does not offer
     "too_large",  # over a limit; `limit` says which
     "unsupported_media_type",
     "projection_behind",  # the views do not show what `after` names yet

@@ -20,7 +20,6 @@ Code = Literal[
     "nothing_to_retry",  # the latest run did not fail
     "key_reused",  # the same idempotency key with another body
     "session_moved",  # expected_seq is not the last sequence
-    "not_available",  # a known option that this release does not offer
     "invalid",  # a value that does not fit; `field` names it
     "invalid_transition",  # the state table has no such edge
     "fenced",  # a fact of an attempt that is not the current one
