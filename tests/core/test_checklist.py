@@ -5,6 +5,8 @@ import pytest
 from tests.core.scenario import (
     Given,
     acted,
+    answered,
+    ask,
     asks,
     began,
     cancel_requested,
@@ -17,16 +19,21 @@ from tests.core.scenario import (
     rejected,
     released,
     replied,
+    resumed,
     returned,
     started,
+    waiting,
     with_origin,
 )
 
-from turnstream.session.events import UPDATE_PLAN, Fact, ToolCall
+from turnstream.session.events import UPDATE_PLAN, Fact, ModelReplied, ToolCall
 from turnstream.session.plan import CallTool
 
 BEGUN = (opened(), posted("m1", 1), started(1, 1, "m1"))
 KEEPING = (*BEGUN, keeps(1, 1, "p"))
+ASKS_FIRST = ModelReplied(
+    run=1, attempt=1, step=1, tool_calls=(ToolCall(id="p", name=UPDATE_PLAN, arguments="{}", asks="approval"),)
+)
 ITEMS = noted(1, "p", "look around", "paint")
 
 
@@ -45,14 +52,21 @@ def test_it_is_stored_before_its_call_returns() -> None:
         BEGUN,
         (*BEGUN, replied(1, 1, "p")),
         (*BEGUN, asks(1, 1, p="approval")),
+        (*BEGUN, ASKS_FIRST),
         (*KEEPING, returned(1, "p")),
         (*KEEPING, released(1)),
         (*KEEPING, cancel_requested(1)),
     ],
-    ids=["no call", "another tool", "a person is asked first", "returned", "given back", "to end"],
+    ids=["no call", "another tool", "one that asks", "a person is asked first", "returned", "given back", "to end"],
 )
 def test_it_changes_by_a_running_runs_call_alone(facts: tuple[Fact, ...]) -> None:
     given(*facts).when(record(ITEMS)).then(rejected("invalid_transition", run="s1.1"))
+
+
+def test_it_changes_once_a_person_has_agreed() -> None:
+    asked = (*BEGUN, ASKS_FIRST, waiting(1, ask("p", kind="approval")), answered(1, approved=True), resumed(1, 2))
+    again = noted(1, "p", "look around", attempt=2)
+    given(*asked).when(record(again)).then(again)
 
 
 def test_an_older_attempt_does_not_change_it() -> None:

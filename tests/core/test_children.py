@@ -271,6 +271,8 @@ def test_nobody_waits_for_a_detached_child() -> None:
 
 
 def test_a_detached_child_that_has_ended_is_what_its_call_returns() -> None:
+    done, late = came_out(1, "a"), came_out(1, "a", late=True)
+    given(*BEGUN, asks(1, 1, a="child"), child(1, "a", wait=False)).when(tell(done)).then(late, wakes=())
     scene = given(*BEGUN, asks(1, 1, a="child"), child(1, "a", wait=False), came_out(1, "a", late=True))
     (back,) = scene.planned()
     assert isinstance(back, Return)

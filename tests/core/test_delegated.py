@@ -34,7 +34,6 @@ from tests.core.scenario import (
 
 from turnstream.session.commands import OpenSession
 from turnstream.session.events import Blob, ModelReplied, Opens, Parent, PolicyData, SessionOpened
-from turnstream.session.limits import MISFITS_MAX
 from turnstream.session.plan import CallModel, End, Erase, Start, TellParent
 
 RUNNING = (brief(), started(1, 1, "brief"))
@@ -154,10 +153,18 @@ def test_s38_one_that_does_not_fit_is_told_to_the_model() -> None:
 
 
 def test_s38_three_that_do_not_fit_fail_it() -> None:
-    tries = [misfit(step) for step in range(1, MISFITS_MAX + 1)]
+    tries = [misfit(step) for step in (1, 2, 3)]
     assert names(given(*ASKED, *tries[:-1])) == [CallModel]
     (end,) = given(*ASKED, *tries).planned()
     assert isinstance(end, End) and end.status == "failed" and end.error and end.error.code == "child_failed"
+
+
+def test_one_that_does_not_fit_is_no_answer_though_it_is_the_last() -> None:
+    limited = (brief(by=spec(max_steps=1), parent=STRICT), started(1, 1, "brief"))
+    outcome = given(*limited).when(record(ended(1, content="done")))
+    assert isinstance(outcome.decision.event.data, ModelReplied)
+    (end,) = outcome.given.planned()
+    assert isinstance(end, End) and end.error and end.error.code == "max_steps_exceeded"
 
 
 def test_an_answer_that_is_too_large_for_an_event_does_not_fit() -> None:

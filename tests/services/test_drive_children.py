@@ -135,6 +135,25 @@ async def test_nobody_waits_for_a_detached_child() -> None:
     assert told.late and told.output == "did a"
 
 
+async def test_a_call_returns_the_child_of_its_own_run() -> None:
+    """Providers number calls as they like."""
+
+    async def script(request: ModelRequest) -> AsyncGenerator[Item, None]:
+        last = request.messages[-1]
+        yield (
+            Reply(text=last.text)
+            if isinstance(last, ToolMessage)
+            else Reply(tool_calls=(delegate("a", "x", wait=False),))
+        )
+
+    here = World(script, agent=Agent(name="default", model="scripted", control=Control(delegate=True)))
+    for work, message in enumerate(("hello", "again"), 1):
+        await here.post(message)
+        await driven(here, work=work)
+    ends = [json.loads(end.content)["session"] for end in await of(here, RunEnded)]
+    assert ends == ["s1--1-1", "s1--2-1"]
+
+
 @pytest.mark.parametrize(
     ("order", "why"),
     [

@@ -517,8 +517,7 @@ def _record(command: RecordFact, session: Session) -> Decision:
             _reply(session, run, fact)
         case ToolStarted():
             call = run.call(fact.call_id)
-            may_begin = call is not None and not call.started and (call.asks is None or call.closed == "approved")
-            if not may_begin or run.status != "running" or run.cancel:
+            if call is None or call.started or not call.may_begin or run.status != "running" or run.cancel:
                 raise no_edge(session, run, "tool.started")
         case ToolReturned():
             call = run.call(fact.call_id)
@@ -543,7 +542,8 @@ def _record(command: RecordFact, session: Session) -> Decision:
                 raise no_edge(session, run, "child.started")
         case PlanChanged():
             call = run.call(fact.call_id)
-            if call is None or call.name != UPDATE_PLAN or call.asks or run.status != "running" or run.cancel:
+            keeps = call is not None and call.name == UPDATE_PLAN and call.may_begin
+            if not keeps or run.status != "running" or run.cancel:
                 raise no_edge(session, run, "plan.changed")
         case RunReleased():
             if not has_edge(run.status, "run.released", "queued"):

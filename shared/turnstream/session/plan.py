@@ -371,7 +371,7 @@ def _of_call(session: Session, run: Run, call: Call) -> Effect | None:
     key = f"{_key(session, run, run.steps)}:{call.id}"
     if call.asks == "child" and not call.closed:
         return _of_child(run, call, key)
-    if call.asks is None or call.closed == "approved":
+    if call.may_begin:
         return CallTool(key=key, run=run.n, attempt=run.attempt, step=run.steps, call=call, reply_seq=run.reply_seq)
     return Return(key=key, run=run.n, attempt=run.attempt, call=call) if call.closed else None
 

@@ -109,6 +109,11 @@ class Call(msgspec.Struct, frozen=True):
     child: int = 0
     wait: bool = True
 
+    @property
+    def may_begin(self) -> bool:
+        """Whether the tool may be called: nobody is asked first, or has agreed."""
+        return self.asks is None or self.closed == "approved"
+
 
 Closing = Literal["answered", "approved", "denied", "expired", "returned"]
 
