@@ -10,6 +10,8 @@ from turnstream.log.handle import Sessions
 from turnstream.log.known import Known
 from turnstream.log.snapshots import Snapshotter
 from turnstream.session.events import MessagePosted, Wake
+from turnstream.session.fold import fold
+from turnstream.session.state import Session
 from turnstream_runner.ledger import Ledger
 
 OLD = 1000
@@ -57,7 +59,7 @@ async def test_an_old_session_is_opened_at_its_snapshot(old: Old) -> None:
     posted = await old.begin()
     ledger = old.ledger()
     await ledger.open(Wake(work=1, cause=posted, delivery=1))
-    assert ledger.session == await old.world.sessions.load(old.key)
+    assert ledger.session == fold(Session(key=old.key), old.log._events[old.key])
     run = ledger.session.run(1)
     assert run is not None
     assert (await ledger.request(run)).data == (await ledger.at(posted)).event.data

@@ -20,7 +20,7 @@ from turnstream.session.snapshot import Snapshot, decode, encode
 from turnstream.session.state import Session
 from turnstream.telemetry import get_logger
 
-EVERY: Final = 128
+EVERY: Final = 100
 """Events between two snapshots. One costs the broker about six milliseconds, and reading so many events three
 (2026-12-01, tests/bench/bench_old.py)."""
 SIZE_MAX: Final = 512 * 1024
