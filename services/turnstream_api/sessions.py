@@ -1,6 +1,5 @@
 """Sessions: open, list, look at, change; their events and their history."""
 
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Literal
 
@@ -12,7 +11,7 @@ from turnstream.agents import context_of, lookup
 from turnstream.ids import SessionKey
 from turnstream.log import codec
 from turnstream.log.base import PAGE
-from turnstream.session import history
+from turnstream.session import history, window
 from turnstream.session.commands import OpenSession as OpenCommand
 from turnstream.session.commands import UpdateSession as UpdateCommand
 from turnstream.session.events import TYPES, PolicyData, Recorded, Spec
@@ -256,10 +255,10 @@ async def read_history(api: Api, caller: Caller, request: ReadHistory) -> Answer
     """What was said in a session."""
     key = checks.session_key(caller, request.session)
     if request.form == "model":
-        session, events = await api.sessions.events(key)
+        session = await api.sessions.load(key)
         if not session.exists:
             raise checks.no_session(request.session)
-        return Answer(body=_as_model(api, session, events), seq=session.seq)
+        return Answer(body=await _as_model(api, session), seq=session.seq)
     await checks.shown(api, request.after)
     after = request.cursor or 0
     page = await history_view.page(api.views, key, after, request.limit)
@@ -269,12 +268,13 @@ async def read_history(api: Api, caller: Caller, request: ReadHistory) -> Answer
     return Answer(body=_fit(page), seq=page.position)
 
 
-def _as_model(api: Api, session: Folded, events: Sequence[Recorded]) -> ModelHistory:
+async def _as_model(api: Api, session: Folded) -> ModelHistory:
     """By the run that holds the turn, else as one of the session's agent would begin now."""
     run = session.holder
     spec = run.spec if run else api.specs.get(session.agent_name)
     policy = run.policy if run else policies.in_force(api.settings, spec, session.policy)
     budget = _budget(api, session, spec) if spec else None
+    events = await _needed(api, session, window.needs(session, run, policy, budget))
     view = history.build(session, events, run.n if run else None, policy, budget)
     return ModelHistory(
         messages=view.messages,
@@ -284,6 +284,13 @@ def _as_model(api: Api, session: Folded, events: Sequence[Recorded]) -> ModelHis
         fits=view.fits,
         seq=session.seq,
     )
+
+
+async def _needed(api: Api, session: Folded, needs: window.Needs) -> list[Recorded]:
+    """The events of which a window of the session, as it was read, is built."""
+    beside = [await api.log.at(session.key, seq) for seq in needs.beside]
+    _, events = await api.sessions.events(session.key, session.seq, needs.since)
+    return [recorded for recorded in (*beside, *events) if recorded and recorded.seq <= session.seq]
 
 
 def _budget(api: Api, session: Folded, spec: Spec) -> Budget | None:

@@ -2,13 +2,15 @@
 says the same."""
 
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.api import Running
+from tests.support.api import Running, api_settings
 from tests.support.waiting import eventually
 
 from turnstream import subjects
+from turnstream.broker.connection import Broker
 from turnstream.broker.erasing import erase
 from turnstream.log.base import PAGE
 from turnstream.log.jetstream import JetStreamLog
@@ -46,18 +48,19 @@ async def old(api: Running) -> Running:
     await api.hand.cancel((await api.say("s1", "rather not"))["run"])
     await api.hand.notices("s1", OLD)
     assert (await api.say("s1", "later"))["run"] == "s1.4"
-    await until_taken(api)
+    await until_taken(api, OLD)
     return api
 
 
-async def until_taken(api: Running) -> None:
+async def until_taken(api: Running, events: int) -> None:
+    """There is a snapshot of the session with so many events, or nearly so many."""
     key = api.hand.key("s1")
 
     async def taken() -> bool:
         await api.http.get("/v1/sessions/s1/queue")
         data, _ = await Snapshots(api.broker).get(key) or (b"", 0)
         found = snapshot.decode(data, key)
-        return found is not None and found.session.events > OLD - EVERY
+        return found is not None and found.session.events > events - EVERY
 
     await eventually(taken, what="a snapshot")
 
@@ -110,4 +113,24 @@ async def test_without_its_snapshot_an_old_session_is_the_same(old: Running, mon
     reads = Reads(monkeypatch)
     assert [(await old.http.get(path)).json() for path in QUESTIONS] == answers
     assert reads.count > OLD, "it was read whole"
-    await until_taken(old)
+    await until_taken(old, OLD)
+
+
+async def test_of_an_old_session_no_more_is_read_than_a_model_would_get(
+    nats: Broker, nats_url: str, account: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"models": {"tiny": {"provider": "demo", "context": 1000}}, "default_model": "tiny"}
+    api = Running(api_settings(nats_url, tmp_path, account, **given), account, nats)
+    await api.start()
+    try:
+        await api.open("s1")
+        for n in range(2 * EVERY):
+            await api.turn("s1", f"question {n} {'x' * 500}", f"answer {n}")
+        await until_taken(api, 6 * EVERY)
+        await forget(api)
+        reads = Reads(monkeypatch)
+        shown = (await api.http.get("/v1/sessions/s1/history?as=model")).json()
+        assert shown["messages"][-1]["text"] == f"answer {2 * EVERY - 1}" and 1 < len(shown["messages"]) < 20
+        assert reads.count < 2 * EVERY
+    finally:
+        await api.close()
