@@ -12,6 +12,7 @@ from turnstream.log.snapshots import Snapshotter
 from turnstream.session.events import MessagePosted, Wake
 from turnstream.session.fold import fold
 from turnstream.session.state import Session
+from turnstream_runner.drive import Outcome
 from turnstream_runner.ledger import Ledger
 
 OLD = 1000
@@ -120,3 +121,24 @@ async def test_the_next_turn_in_the_same_process_reads_nothing_again(old: Old) -
     await again.open(Wake(work=1, cause=posted, delivery=2))
     assert len(await again.events(OLD - 50)) == 52
     assert not old.shown()
+
+
+async def test_a_turn_of_an_old_session_reads_what_its_model_is_shown() -> None:
+    world, store = World(), Store()
+    for _ in range(150):
+        await world.post("x" * 200)
+        await world.drive().outcome()
+    log = world.log
+    world.models.takes = 600
+    store.take(world.key(), log._events[world.key()][:-10])
+    posted = (await world.post("and now?")).session.seq
+    log.shown.clear()
+    running = world.drive(cause=posted, snapshots=store)
+    assert await running.outcome() is Outcome.DONE
+    request = world.models.requests[-1]
+    assert 1 < len(request.messages) < 20 and request.messages[-1].text == "and now?"
+    assert len(set(log.shown)) < 50 < min(log.shown)
+    world.models.takes = 128_000
+    await world.post("and with everything?")
+    assert await world.drive(cause=posted, snapshots=store).outcome() is Outcome.DONE
+    assert len(world.models.requests[-1].messages) == 2 * 152 - 1

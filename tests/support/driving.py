@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
+from tests.support.snapshots import Store
 from tests.support.strict import Strict
 
 from turnstream.agents import Agent, Agents, Tool
@@ -18,6 +19,7 @@ from turnstream.log.base import PAGE, Unavailable
 from turnstream.log.handle import Handled, Sessions
 from turnstream.log.known import Known
 from turnstream.log.memory import MemoryLog
+from turnstream.log.snapshots import Snapshotter
 from turnstream.session.commands import CancelRun, Command, Origin, PostMessage, WithdrawMessage
 from turnstream.session.decision import Decision
 from turnstream.session.events import (
@@ -425,6 +427,7 @@ class World:
         delivery: int = 1,
         queue: str = "default",
         known: Known | None = None,
+        snapshots: Store | None = None,
     ) -> Running:
         """Begins to drive by this wake-up; `known` is what its process knows of sessions, nothing unless given."""
         n = next(self._serial)
@@ -438,7 +441,12 @@ class World:
 
         equipment: Any = Equipment(
             runner=f"r{n}",
-            sessions=Sessions(self.log, now=self.now, known=known or Known(keep_bytes=1 << 20)),
+            sessions=Sessions(
+                self.log,
+                now=self.now,
+                known=known or Known(keep_bytes=1 << 20),
+                snapshots=Snapshotter(self.log, snapshots) if snapshots else None,
+            ),
             roles=Roles(self.agents, Tools(self.agents.tools)),
             specs={agent.name: msgspec.convert(agent.pinned(), Spec) for agent in self.agents},
             models=self.models,  # pyright: ignore
