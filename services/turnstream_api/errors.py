@@ -42,6 +42,7 @@ STATUS: dict[str, tuple[int, str]] = {
     "request_expired": (409, "The time for an answer is over"),
     "request_closed": (409, "The run ended before it was answered"),
     "nothing_to_retry": (409, "Nothing to retry"),
+    "session_copying": (409, "The session is being copied"),
     "key_reused": (409, "Idempotency key reused"),
     "session_moved": (412, "The session has moved"),
     "not_available": (422, "Not available in this release"),
@@ -61,7 +62,8 @@ STATUS: dict[str, tuple[int, str]] = {
     "internal_error": (500, "Internal error"),
 }
 RETRY_AFTER = 1
-"""Seconds after which it is worth asking again what failed with 503."""
+"""Seconds after which it is worth asking again what passes by itself: whatever fails with 503, and a fork that is not
+whole yet."""
 CONTENT_TYPE = "application/problem+json"
 
 
@@ -100,6 +102,11 @@ class Problem(Exception):
     def status(self) -> int:
         return STATUS[self.code][0]
 
+    @property
+    def passes(self) -> bool:
+        """Whether it is worth asking again."""
+        return self.status == 503 or self.code == "session_copying"
+
     def document(self, request_id: str) -> Document:
         status, title = STATUS[self.code]
         return Document(
@@ -109,7 +116,7 @@ class Problem(Exception):
             code=self.code,
             detail=self.detail,
             request_id=request_id,
-            retry_after=RETRY_AFTER if status == 503 else None,
+            retry_after=RETRY_AFTER if self.passes else None,
             **self.details,  # pyright: ignore[reportArgumentType]
         )
 

@@ -42,7 +42,7 @@ class Postbox:
             await self._post(letter)
         except Exception as error:
             problem = problem_of(error)
-            if problem.status == 503:
+            if problem.passes:
                 raise TryAgain(problem.detail) from error
             if problem.code == "internal_error" and not isinstance(error, Problem):
                 raise

@@ -89,7 +89,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         elif self.has_body:
             common += ["invalid_json", "too_large", "unsupported_media_type"]
         if self.writes:
-            common += ["key_reused", "session_moved"]
+            common += ["key_reused", "session_moved", "session_copying"]
         if self.planned:
             common.append("not_available")
         if self.cursors:

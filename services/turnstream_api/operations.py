@@ -1,13 +1,25 @@
 """The one table of operations. HTTP routes, NATS endpoints, OpenAPI and AsyncAPI are all made from it.
 
-Not here: what an operation does (`sessions.py`, `deleting.py`, `messages.py`, `attachments.py`, `queue.py`, `runs.py`,
-`requests.py`, `turns.py`, `actions.py`, `ops.py`), and the pages that are no operation of an account (health, metrics,
-the descriptions themselves: `pages.py`).
+Not here: what an operation does (`sessions.py`, `forking.py`, `deleting.py`, `messages.py`, `attachments.py`,
+`queue.py`, `runs.py`, `requests.py`, `turns.py`, `actions.py`, `ops.py`), and the pages that are no operation of an
+account (health, metrics, the descriptions themselves: `pages.py`).
 
 The order is that in which routes are tried: what is asked most comes first.
 """
 
-from turnstream_api import actions, attachments, deleting, messages, ops, queue, requests, runs, sessions, turns
+from turnstream_api import (
+    actions,
+    attachments,
+    deleting,
+    forking,
+    messages,
+    ops,
+    queue,
+    requests,
+    runs,
+    sessions,
+    turns,
+)
 from turnstream_api.operation import Operation
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -113,6 +125,20 @@ OPERATIONS: tuple[Operation, ...] = (
         call=sessions.update_session,
         errors=("agent_not_found",),
         writes=True,
+    ),
+    Operation(
+        name="fork_session",
+        method="POST",
+        path="/v1/sessions/{session}/fork",
+        summary="Fork a session",
+        request=forking.ForkSession,
+        answers=(forking.Forked,),
+        call=forking.fork_session,
+        statuses=(201, 200, 202),
+        errors=("already_exists",),
+        query=frozenset({"wait"}),
+        writes=True,
+        waits="wait",
     ),
     Operation(
         name="delete_session",

@@ -107,7 +107,9 @@ def _item(session: Session, recorded: Recorded, run: Run, waits: Waits, position
 def _waiting(session: Session) -> Iterator[tuple[Run, str | None, Waits]]:
     """Every message that no run has taken, with the run that will; those of runs that have begun come first, but for
     one that was interrupted: what steers it comes behind what interrupted it. And, without a message, every action that
-    has not begun."""
+    has not begun. In a fork that is not whole nothing waits: what waited there does not go on here."""
+    if session.copying:
+        return
     late = {run.interrupts: run for run in session.runs}
     steered = [run for run in session.runs if run.steering]
     for run in sorted(session.runs, key=lambda run: not run.taken):

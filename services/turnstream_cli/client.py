@@ -65,8 +65,8 @@ class Client:
     async def get(self, path: str, **params: object) -> Any:
         return await self._ask("GET", path, params=params)
 
-    async def post(self, path: str, body: Mapping[str, object] | None = None) -> Any:
-        return await self._ask("POST", path, body=body or {}, key=str(uuid.uuid4()))
+    async def post(self, path: str, body: Mapping[str, object] | None = None, **params: object) -> Any:
+        return await self._ask("POST", path, params=params, body=body or {}, key=str(uuid.uuid4()))
 
     async def put(self, path: str, content: bytes, media_type: str) -> Any:
         return await self._ask("PUT", path, content=content, media_type=media_type)

@@ -10,7 +10,7 @@ from cyclopts import App, CycloptsError
 from rich.console import Console
 
 from turnstream.settings import SettingsError
-from turnstream_cli import asked, delete, demo, look, serve, talk, tend, within
+from turnstream_cli import asked, delete, demo, fork, look, serve, talk, tend, within
 from turnstream_cli.exits import CommandError, Exit
 
 HELP = """Event-sourced sessions and runs for AI agents.
@@ -34,6 +34,7 @@ def build() -> App:
             talk.stop,
             talk.retry,
             within.withdraw,
+            fork.fork,
             delete.delete,
             asked.requests,
             asked.answer,

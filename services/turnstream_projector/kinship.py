@@ -1,7 +1,8 @@
 """What sessions say of each other: a child was intended, opened, and its end was told to whoever delegated it.
 
 Held against each other once the whole log is read. What somebody has still to do is no finding: an intent whose run is
-being carried out, a child that is to be ended, an end that is to be told. Nothing is asked of what is deleted."""
+being carried out, a child that is to be ended, an end that is to be told. Nothing is asked of what is deleted, nor of a
+fork that is not whole: the children that it tells of are another's."""
 
 from collections.abc import Collection, Mapping
 
@@ -14,7 +15,7 @@ from turnstream_projector.findings import Findings
 def check(sessions: Mapping[SessionKey, Session], told: Collection[SessionKey], findings: Findings) -> None:
     """`told`: the children who say that their end was told."""
     for key, session in sessions.items():
-        if session.deleted:
+        if session.deleted or session.copying:
             continue
         if session.parent:
             _check_child(key, session, session.parent, sessions, told, findings)

@@ -30,6 +30,7 @@ from turnstream.session.events import (
     RunWaiting,
     SessionDeleted,
     SessionErased,
+    SessionForked,
     SessionOpened,
     SessionUpdated,
     ToolReturned,
@@ -70,6 +71,7 @@ class Checker:
             self._add("deleted", session, key, recorded, f"{recorded.event.type} behind the session's deletion")
         else:
             self._check_chain(session, recorded)
+            self._check_copied(session, recorded)
             self._check_fact(session, recorded)
         if isinstance(data, SessionDeleted | SessionErased) and key in self._broken:
             self._findings.forget(key)  # a log of which a part is gone says nothing of the rest
@@ -88,6 +90,24 @@ class Checker:
             message = f"follows event {previous}, but the event before it is {session.seq}"
             self._add("broken_chain", session, key, recorded, message)
 
+    def _check_copied(self, session: Session, recorded: Recorded) -> None:
+        """A fork has nothing but copies, in their order, until it has them all; then what they leave open is ended."""
+        data, copied, copying = recorded.event.data, recorded.event.copied, session.copying
+        name, of = recorded.event.type, session.forked_from
+        if copying is None or of is None:
+            if copied or isinstance(data, SessionForked):
+                self._add("fork", session, session.key, recorded, f"{name} is of a fork, but this is none, or is whole")
+            return
+        if copied:
+            if copied.session != of.session or not copying.seq < copied.seq <= of.through:
+                message = f"a copy of event {copied.seq} of {copied.session}, behind that of {copying.seq}"
+                self._add("fork", session, session.key, recorded, message)
+        elif isinstance(data, SessionForked | RunEnded):
+            if copying.seq != of.through or (isinstance(data, SessionForked) and session.runs):
+                self._add("fork", session, session.key, recorded, f"{name} of a fork that is not whole")
+        elif not isinstance(data, SessionDeleted):
+            self._add("fork", session, session.key, recorded, f"{name} in a fork that is not whole")
+
     def _check_erased(self, session: Session, recorded: Recorded) -> None:
         """It stands alone, but while the deletion before it is being removed."""
         key = session.key
@@ -100,7 +120,7 @@ class Checker:
         data = recorded.event.data
         match data:
             case SessionOpened():
-                if session.exists:
+                if session.exists and not recorded.event.copied:
                     self._add("opened_twice", session, session.key, recorded, "the session is open already")
             case MessagePosted():
                 self._check_posted(session, recorded, data)
@@ -131,8 +151,9 @@ class Checker:
             case ChildEnded():
                 self._check_child_ended(session, recorded, data)
             case RunReported():
-                self._check_reported(session, recorded, data)
-            case SessionUpdated() | SessionDeleted() | SessionErased() | Unknown():
+                if not recorded.event.copied:  # a fork was delegated by nobody
+                    self._check_reported(session, recorded, data)
+            case SessionForked() | SessionUpdated() | SessionDeleted() | SessionErased() | Unknown():
                 pass
             case _:
                 assert_never(data)
@@ -160,7 +181,7 @@ class Checker:
     # --- messages ---------------------------------------------------------------------------------------------------
 
     def _check_posted(self, session: Session, recorded: Recorded, data: MessagePosted) -> None:
-        if data.opens and session.exists:
+        if data.opens and session.exists and not recorded.event.copied:
             self._add("opened_twice", session, session.key, recorded, "the session is open already")
         if routing := data.routing:
             self._check_number(session, recorded, routing.run)
@@ -273,7 +294,8 @@ class Checker:
         if call is None or call.asks != "child" or call.child:
             message = f"a child for call {data.call_id}, which does not ask for one"
             self._add("no_such_call", session, where, recorded, message)
-        expected = session.key.child(run.n, run.children + 1).session
+        own = session.key.child(run.n, run.children + 1).session
+        expected = data.child_session if recorded.event.copied else own  # a copy tells of another's child
         if (data.k, data.child_session) != (run.children + 1, expected):
             message = f"child {data.k} in {data.child_session}, but the next one is in {expected}"
             self._add("no_such_child", session, where, recorded, message)

@@ -8,6 +8,7 @@ been as it is for long is looked at. Where no wake-up for its session is waiting
     a run that waits for a person   if its deadline, or the time of a request, is over
     a session with sub-agents       if one of them is to be ended
     a session that is a sub-agent's if whoever delegated to it was not told that it has ended
+    a session that is a fork        if it is not whole
     a session that is deleted       if something of it is left
 
 and for nothing else: a run that waits may wait for months. The wake-up has no message id, so the broker cannot take it
@@ -92,8 +93,8 @@ class Sweep:
         while page := await sessions.unsettled_before(self._database, before, place, limit=PAGE):
             for session in page:
                 row = session.row
-                if await self._work.waiting(row.queue, session.key) is None:
-                    await self._wake(row.queue, session.key, row.seq, row.last_run, "unsettled")
+                if await self._work.waiting(row.keeper, session.key) is None:
+                    await self._wake(row.keeper, session.key, row.seq, row.last_run, "unsettled")
                     woken += 1
             place = (page[-1].row.updated_at, str(page[-1].key))
         return woken

@@ -28,6 +28,7 @@ from turnstream.session.events import Spec
 from turnstream.settings import Settings
 from turnstream.specs import agents_of, specs_of
 from turnstream.telemetry import metrics
+from turnstream.wire.attachments import Attachments
 from turnstream.wire.blobs import Blobs
 from turnstream.wire.checkpoints import Checkpoints
 from turnstream.wire.live import Live
@@ -35,6 +36,7 @@ from turnstream.wire.snapshots import Snapshots
 from turnstream.wire.timers import Timers
 from turnstream.wire.work import Work
 from turnstream_runner import dispatch
+from turnstream_runner.copying import Copier
 from turnstream_runner.dispatch import Dispatch
 from turnstream_runner.equipment import Equipment
 from turnstream_runner.erase import Eraser
@@ -94,6 +96,7 @@ def _equipment(
         on_conflict=metrics.conflicts.inc,
     )
     broker.on_reconnect(sessions.forget)
+    blobs = Blobs(broker)
     return Equipment(
         runner=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
         sessions=sessions,
@@ -102,9 +105,10 @@ def _equipment(
         models=models,
         work=Work(broker),
         live=Live(broker),
-        blobs=Blobs(broker),
+        blobs=blobs,
         checkpoints=Checkpoints(broker),
         eraser=Eraser(broker, log, settings.runner_slots, tombstone=settings.tombstone),
+        copier=Copier(sessions, blobs, Attachments(broker, blobs), settings.runner_slots),
         room=Room(settings.event_max),
         now=broker.clock.now,
     )

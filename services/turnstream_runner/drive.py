@@ -19,6 +19,7 @@ import msgspec
 from turnstream.ids import SessionKey, derive
 from turnstream.session import history, window
 from turnstream.session.commands import (
+    CloseFork,
     CompactHistory,
     EraseSession,
     ExpireRequest,
@@ -43,7 +44,9 @@ from turnstream.session.plan import (
     CallModel,
     CallTool,
     CancelChild,
+    Close,
     Compact,
+    Copy,
     Detach,
     DropChild,
     Effect,
@@ -93,8 +96,8 @@ class Outcome(Enum):
     FENCED = auto()
     """The run that this drive had started is another's now: send nothing."""
     BUSY = auto()
-    """The runner removes as many deleted sessions, or looks for as many titles and summaries, as it may: deliver again
-    in a moment."""
+    """The runner removes as many deleted sessions, copies as many, or looks for as many titles and summaries, as it
+    may: deliver again in a moment."""
     HANDED_BACK = auto()
     """The runner shuts down and nothing was started: deliver again at once."""
 
@@ -269,6 +272,11 @@ class Drive:
                     self._launch(effect.key, self._compact(effect))
                 case Erase() if not self._draining and not self._equipment.eraser.full:
                     self._launch(effect.key, self._erase(effect))
+                case Copy() if not self._draining and not self._equipment.copier.full:
+                    self._launch(effect.key, self._copy(effect))
+                case Close():
+                    await self._close_fork(effect)
+                    return True
                 case CallModel() if not self._draining:
                     self._launch(effect.key, self._mine.call_model(effect, self._run(effect.run)))
                 case CallTool() if not self._draining:
@@ -295,7 +303,7 @@ class Drive:
             return None
         if self._draining and effects:
             return Outcome.HANDED_BACK
-        if any(isinstance(effect, Erase | Entitle | Compact) for effect in effects):
+        if any(isinstance(effect, Erase | Entitle | Compact | Copy) for effect in effects):
             return Outcome.BUSY
         held = [wake.work for wake in blocked_by(self._session, self._identity)]
         if self._identity.wake.work in held:
@@ -512,6 +520,14 @@ class Drive:
         await self._equipment.eraser.erase(self._session, self._identity.wake.work)
         origin = self._ledger.own_origin(derive(effect.key, deleted.seq))
         await self._ledger.store(effect.key, EraseSession(origin=origin, events_removed=deleted.events))
+
+    async def _copy(self, effect: Copy) -> None:
+        """Each event that is copied is a fact of its own, so there is none to store that it is done."""
+        await self._equipment.copier.copy(self._ledger, effect)
+
+    async def _close_fork(self, effect: Close) -> None:
+        origin = self._ledger.own_origin(derive(effect.key))
+        await self._ledger.store(effect.key, CloseFork(origin=origin, run=effect.run))
 
     # --- what is stored ---------------------------------------------------------------------------------------------
 

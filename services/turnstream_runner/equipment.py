@@ -10,6 +10,7 @@ from turnstream.wire.blobs import Blobs
 from turnstream.wire.checkpoints import Checkpoints
 from turnstream.wire.live import Live
 from turnstream.wire.work import Work
+from turnstream_runner.copying import Copier
 from turnstream_runner.erase import Eraser
 from turnstream_runner.models.registry import Models
 from turnstream_runner.roles import Roles
@@ -31,6 +32,7 @@ class Equipment(msgspec.Struct, frozen=True, kw_only=True):
     blobs: Blobs
     checkpoints: Checkpoints
     eraser: Eraser
+    copier: Copier
     room: Room
     now: Callable[[], int]
     stories: Stories = msgspec.field(default_factory=Stories)

@@ -9,9 +9,7 @@ one whose runs are all kept.
 Not here: which bytes "erased" leaves (`turnstream.broker.erasing`), and what a record holds (`turnstream.log.archive`).
 """
 
-import asyncio
 from collections.abc import Sequence
-from typing import Final
 
 from turnstream.broker.connection import Broker
 from turnstream.ids import SessionKey
@@ -28,24 +26,18 @@ from turnstream.wire.live import Live
 from turnstream.wire.snapshots import TOMBSTONE, Snapshots
 from turnstream.wire.timers import Timers
 from turnstream.wire.work import Work
+from turnstream_runner.few import HELD, Few
 from turnstream_runner.ledger import persist
-
-AT_ONCE: Final = 1
-"""Sessions that one process removes at once: overwriting keeps everybody else's writes waiting a little."""
-HELD: Final = 16
-"""Sessions that may wait for their turn at most, each of them in a slot that a run could have: a quarter of those."""
 
 log = get_logger()
 
 
 class Eraser:
-    """Removes whole sessions of one broker. `tombstone`: seconds for which whoever was frozen can write no snapshot of
-    one."""
+    """Removes whole sessions of one broker: few at once, for overwriting keeps everybody else's writes waiting.
+    `tombstone`: seconds for which whoever was frozen can write no snapshot of one."""
 
     def __init__(self, broker: Broker, log: Log, slots: int = 4 * HELD, *, tombstone: int = TOMBSTONE) -> None:
-        self._room = max(1, min(HELD, slots // 4))
-        self._turn = asyncio.Semaphore(AT_ONCE)
-        self._held = 0
+        self._few = Few(slots)
         self._broker = broker
         self._log = log
         self._blobs = Blobs(broker)
@@ -59,17 +51,13 @@ class Eraser:
     @property
     def full(self) -> bool:
         """Whether another session had better come again in a moment."""
-        return self._held >= self._room
+        return self._few.full
 
     async def erase(self, session: Session, work: int) -> None:
         """Removes everything of a session that is deleted and not erased yet, for a wake-up with this sequence, however
         long the broker is away meanwhile. Raises `LogError`."""
-        self._held += 1
-        try:
-            async with self._turn:
-                await self._erase(session, work)
-        finally:
-            self._held -= 1
+        async with self._few.turn():
+            await self._erase(session, work)
 
     async def _erase(self, session: Session, work: int) -> None:
         key, deleted = session.key, session.deleted

@@ -18,8 +18,10 @@ from turnstream.session.events import (
     NO_POLICY,
     TYPES,
     ChildEnded,
+    Copied,
     Event,
     Fact,
+    ForkedFrom,
     Opens,
     Part,
     PolicyData,
@@ -46,7 +48,17 @@ DOCUMENTS = (
 )
 KEY = SessionKey("default", "s1")
 ANN, RUNNER = "user:ann", "runner:one"
-BY_RUNNERS = {"start_run", "record", "expire_request", "title_session", "end_child", "report_run", "compact_history"}
+BY_RUNNERS = {
+    "copy_event",
+    "close_fork",
+    "start_run",
+    "record",
+    "expire_request",
+    "title_session",
+    "end_child",
+    "report_run",
+    "compact_history",
+}
 """The commands that a runner gives."""
 EMPTY = {"policy", "metadata", "usage", "step_usage"}
 """Objects that say nothing if they have no fields."""
@@ -94,7 +106,7 @@ def history_of(case: Mapping[str, Any]) -> list[Recorded]:
     events: list[Recorded] = []
     at = 0
     for seq, given in enumerate(case["given"], 1):
-        assert set(given) <= {"type", "data", "at", "id", "key", "body"}
+        assert set(given) <= {"type", "data", "at", "id", "key", "body", "copy"}
         at = given.get("at", at + 1)
         event = Event(
             id=given.get("id", f"event {seq}"),
@@ -104,6 +116,7 @@ def history_of(case: Mapping[str, Any]) -> list[Recorded]:
             time=at * 1000,
             idempotency_key=given.get("key"),
             body_digest=given.get("body"),
+            copied=Copied(given["copy"]["session"], given["copy"]["seq"], at * 1000) if "copy" in given else None,
         )
         events.append(Recorded(seq=seq, previous=seq - 1, time=at * 1000, size=100, event=event))
     return events
@@ -136,6 +149,17 @@ def opens_of(given: Mapping[str, Any]) -> Opens:
 
 def open_session(origin: Origin, fields: dict[str, Any], specs: Mapping[str, Spec]) -> Command:
     return commands.OpenSession(origin=origin, opens=opens_of(fields), given=frozenset(fields))
+
+
+def fork_session(origin: Origin, fields: dict[str, Any], specs: Mapping[str, Spec]) -> Command:
+    of = {name: fields.pop(name) for name in ("session", "through", "queue") if name in fields}
+    forked_from = ForkedFrom(**of, given=tuple(fields))  # pyright: ignore[reportArgumentType]
+    return commands.ForkSession(origin=origin, opens=opens_of(fields), forked_from=forked_from)
+
+
+def copy_event(origin: Origin, fields: dict[str, Any], specs: Mapping[str, Spec]) -> Command:
+    copied = Copied(fields.pop("session"), fields.pop("seq"), origin.time)
+    return commands.CopyEvent(origin=origin, copied=copied, behind=fields.pop("behind"), data=fact_of(fields))
 
 
 def update_session(origin: Origin, fields: dict[str, Any], specs: Mapping[str, Spec]) -> Command:
@@ -190,6 +214,9 @@ def plain(kind: Any) -> Any:
 
 COMMANDS: dict[str, Any] = {
     "open_session": open_session,
+    "fork_session": fork_session,
+    "copy_event": copy_event,
+    "close_fork": plain(commands.CloseFork),
     "update_session": update_session,
     "delete_session": with_specs(commands.DeleteSession),
     "erase_session": plain(commands.EraseSession),

@@ -68,7 +68,7 @@ def test_rows_say_of_status_and_runs_what_the_core_folds(seed: int) -> None:
             (run.n, run.status, run.attempt, tuple(request.k for request in run.for_people)) for run in fold.runs
         ]
         wanting = [run.n for run in fold.runs if run.status == "running" or run in fold.startable or _is_to_end(run)]
-        assert [run.n for run in row.live if row.wants_runner(run.n)] == wanting
+        assert [run.n for run in row.live if row.wants_runner(run.n)] == ([] if fold.copying else wanting)
         assert (row.seq, row.last_run, row.queue) == (fold.seq, fold.last_run, fold.last_queue)
         assert (row.children, row.unreported) == (fold.children, fold.unreported)
         there = [(child.run, child.k, child.session) for child in row.open_children]

@@ -24,10 +24,12 @@ from turnstream.session.events import (
     Blob,
     ChildEnded,
     ChildStarted,
+    Copied,
     DeleteData,
     Error,
     Event,
     Fact,
+    ForkedFrom,
     HistoryCompacted,
     HistoryData,
     Leftover,
@@ -56,6 +58,7 @@ from turnstream.session.events import (
     RunWaiting,
     SessionDeleted,
     SessionErased,
+    SessionForked,
     SessionOpened,
     SessionUpdated,
     Spec,
@@ -121,6 +124,11 @@ FACTS: dict[str, Fact] = {
         agent=OPENS.agent, title=OPENS.title, metadata=OPENS.metadata, policy=OPENS.policy, one_shot=True
     ),
     "session.opened.bare": SessionOpened(),
+    "session.opened.forked": SessionOpened(
+        title=Title(text="Another way", source="client"),
+        forked_from=ForkedFrom(session="s0", through=17, queue="gpu", given=("title", "metadata")),
+    ),
+    "session.forked": SessionForked(events=9),
     "session.opened.child": SessionOpened(agent="poet", parent=PARENT),
     "session.updated": SessionUpdated(
         title=Title(text="A poem", source="user"),
@@ -452,7 +460,7 @@ def test_s54_no_default_has_changed() -> None:
 def defaults() -> dict[str, Any]:
     """The default of every field of an event's data, as JSON."""
     said = (Title, Part, Opens, PolicyData, OnMessageData, HistoryData, DeleteData)
-    routed = (Starts, Queued, Steers, Answered, Answers, Leftover)
+    routed = (Starts, Queued, Steers, Answered, Answers, Leftover, ForkedFrom)
     parts = (
         *said,
         *routed,
@@ -501,6 +509,27 @@ def test_s54_an_event_of_an_unknown_type_is_kept_and_folds_as_nothing() -> None:
     assert after == msgspec.structs.replace(before, seq=20, events=2)
     shown = json.loads(codec.public(unknown))
     assert shown == {"seq": 20, "storedat": "2026-09-21T14:13:20.020Z", **json.loads(stored("unknown"))}
+
+
+COPIED = Copied("s0", 17, 1_780_000_000_456)
+
+
+def test_s54_a_copy_says_what_it_is_of_and_is_dated_as_that_was() -> None:
+    copy = msgspec.structs.replace(event(FACTS["run.ended"]), copied=COPIED)
+    assert codec.encode(copy) == stored("run.ended.copied")
+    recorded = load("run.ended.copied")
+    assert recorded.event == copy
+    assert (recorded.seq, recorded.time) == (20, 1_780_000_000_456)
+    assert json.loads(codec.public(recorded))["storedat"] == "2026-05-28T20:26:40.456Z"
+
+
+def test_s54_an_event_of_an_unknown_type_is_copied_with_all_its_data_and_written_by_nobody_else() -> None:
+    unknown = load("unknown")
+    copy = msgspec.structs.replace(unknown.event, copied=COPIED)
+    again = codec.decode(codec.encode(copy), seq=30, previous=20, time=0)
+    assert again.event == copy
+    with pytest.raises(TypeError, match="not a type that this release writes"):
+        codec.encode(unknown.event)
 
 
 def test_s54_an_event_with_fields_of_a_newer_release_loads() -> None:

@@ -31,7 +31,8 @@ from turnstream.wire.live import Live
 from turnstream.wire.snapshots import Snapshots
 from turnstream.wire.timers import Timers
 from turnstream.wire.work import Work
-from turnstream_runner.erase import AT_ONCE, HELD, Eraser
+from turnstream_runner.erase import Eraser
+from turnstream_runner.few import AT_ONCE, HELD
 
 OTHER = msgspec.structs.replace(KEY, session=f"{KEY.session}x")
 """A session whose name begins like the other's."""

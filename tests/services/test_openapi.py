@@ -105,6 +105,8 @@ def _aim(case: schemathesis.Case) -> None:
             case.query[name] = value
     if case.path.endswith("/wait"):
         case.query = {**(case.query or {}), "timeout": 0.01}
+    if case.path.endswith("/fork"):
+        case.query = {**(case.query or {}), "wait": 0.01}
 
 
 # --- what can be told without asking ------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from turnstream.session.events import (
     Ask,
     ChildEnded,
     ChildStarted,
+    Copied,
     Event,
     Fact,
     Leftover,
@@ -50,7 +51,9 @@ from turnstream.session.events import (
     RunWaiting,
     SessionDeleted,
     SessionErased,
+    SessionForked,
     SessionOpened,
+    SessionUpdated,
     Starts,
     Steers,
     ToolCall,
@@ -458,6 +461,36 @@ async def test_views_of_another_log_or_ahead_of_it_are_found(broker: Broker, dat
     async with database.transaction() as connection:
         await connection.execute(update(generations.CHECKPOINT).values(position=3, log="another"))
     assert kinds(await fsck(broker, database)) == [("another_log", "views")]
+
+
+def test_a_fork_has_what_it_is_of_and_nothing_else_before_it_is_whole() -> None:
+    log = Log()
+    log.turn("s1")
+    log.waits("s1", "question")
+    log.fork("f1", "s1")
+    log.copy("f1", 4)
+    assert checked(log) == [], "it is no fault that it is not whole"
+    log.copy("f1")
+    log.turn("f1")
+    log.delegates("s2", True)
+    log.fork("f2", "s2")
+    log.copy("f2")
+    assert checked(log) == []
+    for n, fault in enumerate((SessionUpdated(untitled=True), SessionForked(events=2), ended(run=1)), 1):
+        broken = Log()
+        broken.turn("s1")
+        broken.fork(f"f{n}", "s1")
+        broken.copy(f"f{n}", 2)
+        at = broken.put(f"f{n}", fault).seq
+        assert ("fork", f"default/f{n}", at) in checked(broken)
+    assert found(SessionOpened(), SessionForked(events=1)) == [("fork", "default/s1", 2)]
+    for copied in (Copied("s1", 1, 0), Copied("s1", 99, 0), Copied("s9", 3, 0)):
+        stray = Log()
+        stray.turn("s1")
+        stray.fork("f1", "s1")
+        stray.copy("f1", 2)
+        event = Event(id="x", key=stray.key("f1"), data=SessionUpdated(), actor="a", time=0, copied=copied)
+        assert ("fork", "default/f1", stray.store(event).seq) in checked(stray)
 
 
 async def test_nothing_that_decide_lets_in_is_found(broker: Broker, database: Database) -> None:

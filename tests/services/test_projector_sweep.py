@@ -220,6 +220,28 @@ async def test_s56_runs_side_by_side_and_what_is_left_over(place: Place, monkeyp
     assert await place.waiting() == [subjects.work(queue, log.key("s1")) for queue in ("default", "gpu")]
 
 
+# --- what is copied -------------------------------------------------------------------------------------------------
+
+
+async def test_s56_a_fork_that_nobody_makes_whole(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.log.say("s1", "hello")
+    place.log.start("s1", 1, work=1)
+    place.log.say("s1", "next")
+    place.log.fork("f1", "s1")
+    place.log.copy("f1", 2)
+    await place.work.wake("default", place.log.key("s1"), 1)
+    await place.show()
+    assert await place.sweep.once() == 0
+    place.later(monkeypatch, OLD)
+    assert await place.sweep.once() == 1, "for the fork, and not for the run that it tells of"
+    assert subjects.work("default", place.log.key("f1")) in await place.waiting()
+    assert await place.sweep.once() == 0
+    place.log.copy("f1")
+    await place.show()
+    await place.broker.api("STREAM.PURGE.WORK", {"filter": subjects.work("default", place.log.key("f1"))})
+    assert await place.sweep.once() == 0
+
+
 # --- what is deleted ------------------------------------------------------------------------------------------------
 
 

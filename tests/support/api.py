@@ -17,11 +17,21 @@ from turnstream.broker.connection import Broker
 from turnstream.ids import SessionKey, uuid7
 from turnstream.log.handle import Handled, Sessions
 from turnstream.log.jetstream import JetStreamLog
-from turnstream.session.commands import CancelRun, DeleteSession, Origin, PostMessage, RecordFact, RunFact, StartRun
+from turnstream.session.commands import (
+    CancelRun,
+    CloseFork,
+    DeleteSession,
+    Origin,
+    PostMessage,
+    RecordFact,
+    RunFact,
+    StartRun,
+)
 from turnstream.session.events import (
     Ask,
     ModelReplied,
     Part,
+    Recorded,
     RunEnded,
     RunStarted,
     RunWaiting,
@@ -29,6 +39,7 @@ from turnstream.session.events import (
     ToolReturned,
     Wake,
 )
+from turnstream.session.forking import Places, copy_of
 from turnstream.settings import Settings
 from turnstream_cli.sse import Frame, Frames
 
@@ -110,6 +121,30 @@ class Hand:
     async def delete(self, session: str) -> Handled:
         command = DeleteSession(origin=self._origin(), specs={}, active="cancel")
         return await self.sessions.handle(self.key(session), command)
+
+    async def copy(self, session: str, count: int | None = None) -> None:
+        """Makes a fork whole; with `count`, copies so many events of the other session and no more."""
+        key = self.key(session)
+        fork = await self.sessions.load(key)
+        assert fork.forked_from
+        source = self.key(fork.forked_from.session)
+        places, through = Places(), fork.forked_from.through
+        for copy in await self._events(key):
+            if copy.event.copied:
+                places.add(copy.event.copied.seq, copy.seq)
+        for recorded in (await self._events(source))[:count]:
+            if recorded.seq <= through:
+                handled = await self.sessions.handle(key, copy_of(recorded, source, key, places))
+                if handled.recorded:
+                    places.add(recorded.seq, handled.recorded.seq)
+        if count is not None:
+            return
+        while (fork := await self.sessions.load(key)).copying:
+            run = fork.runs[0].n if fork.runs else 0
+            await self.sessions.handle(key, CloseFork(origin=self._origin(), run=run))
+
+    async def _events(self, key: SessionKey) -> list[Recorded]:
+        return [recorded async for page in self.sessions.log.read(key) for recorded in page]
 
     async def notices(self, session: str, count: int, text: str = "notice") -> list[int]:
         """Appends so many events; their sequences."""

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import hashlib
 import itertools
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -41,6 +42,7 @@ from turnstream.session.state import Session
 from turnstream.wire.blobs import BlobLost
 from turnstream.wire.checkpoints import Entry
 from turnstream.wire.live import Kind
+from turnstream_runner.copying import Copier
 from turnstream_runner.drive import Drive, Outcome
 from turnstream_runner.equipment import Equipment
 from turnstream_runner.models.port import Item, ModelError, ModelRequest, Reply, TextDelta, UnknownModel
@@ -144,10 +146,23 @@ class FakeBlobs:
 
     async def put(self, key: SessionKey, name: str, data: bytes) -> Blob:
         self.there[f"{key}/{name}"] = data
-        return Blob(name=f"{key}/{name}", size=len(data), sha256="")
+        return Blob(name=f"{key}/{name}", size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
     async def remove(self, key: SessionKey, name: str) -> None:
         self.there.pop(f"{key}/{name}", None)
+
+
+class FakeAttachments:
+    """What is kept of a session, by its name."""
+
+    def __init__(self) -> None:
+        self.there: dict[tuple[SessionKey, str], Attachment] = {}
+
+    async def keep(self, key: SessionKey, attachment: Attachment) -> None:
+        self.there[key, attachment.name] = attachment
+
+    async def remove(self, key: SessionKey, attachment: Attachment) -> None:
+        self.there.pop((key, attachment.name), None)
 
 
 class FakeCheckpoints:
@@ -354,6 +369,7 @@ class World:
         self.work = shares.work if shares else FakeWork()
         self.live = FakeLive()
         self.blobs = shares.blobs if shares else FakeBlobs()
+        self.attachments = shares.attachments if shares else FakeAttachments()
         self.checkpoints = shares.checkpoints if shares else FakeCheckpoints()
         self.eraser = shares.eraser if shares else FakeEraser(self.log)
         self.models = ScriptedModels(script)
@@ -439,14 +455,15 @@ class World:
         async def confirm() -> None:
             running.confirmed += 1
 
+        sessions = Sessions(
+            self.log,
+            now=self.now,
+            known=known or Known(keep_bytes=1 << 20),
+            snapshots=Snapshotter(self.log, snapshots) if snapshots else None,
+        )
         equipment: Any = Equipment(
             runner=f"r{n}",
-            sessions=Sessions(
-                self.log,
-                now=self.now,
-                known=known or Known(keep_bytes=1 << 20),
-                snapshots=Snapshotter(self.log, snapshots) if snapshots else None,
-            ),
+            sessions=sessions,
             roles=Roles(self.agents, Tools(self.agents.tools)),
             specs={agent.name: msgspec.convert(agent.pinned(), Spec) for agent in self.agents},
             models=self.models,  # pyright: ignore
@@ -455,6 +472,7 @@ class World:
             blobs=self.blobs,  # pyright: ignore
             checkpoints=self.checkpoints,  # pyright: ignore
             eraser=self.eraser,  # pyright: ignore
+            copier=Copier(sessions, self.blobs, self.attachments),  # pyright: ignore
             room=Room(self._event_max),
             now=self.now,
         )

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from tests.support.waiting import eventually
@@ -15,11 +16,13 @@ from turnstream.session.commands import (
     Act,
     AnswerRequest,
     CancelRun,
+    CloseFork,
     Command,
     DeleteSession,
     EndChild,
     EraseSession,
     ExpireRequest,
+    ForkSession,
     OpenSession,
     Origin,
     PostMessage,
@@ -45,6 +48,7 @@ from turnstream.session.events import (
     Error,
     Event,
     Fact,
+    ForkedFrom,
     ModelReplied,
     Opens,
     Parent,
@@ -67,6 +71,7 @@ from turnstream.session.events import (
     Wake,
 )
 from turnstream.session.fold import evolve
+from turnstream.session.forking import Places, copy_of
 from turnstream.session.policy import parse_policy
 from turnstream.session.state import Run, Session, request_id
 from turnstream.subjects import MESSAGE_ID, TYPE
@@ -291,6 +296,41 @@ class Log:
         if self.sessions[self.key(child)].exists:
             self.do(child, ReportRun(origin=self.origin("runner:one"), run=1, told=told))
 
+    # --- forks --------------------------------------------------------------------------------------------------------
+
+    def fork(self, session: str, source: str, *, at: int | None = None, **opens: object) -> None:
+        """Opens a fork of everything in `source` up to the sequence `at`."""
+        of = self.sessions[self.key(source)]
+        through = max(entry.seq for entry in self._events_of(source) if at is None or entry.seq <= at)
+        given: Any = tuple(opens)
+        forked_from = ForkedFrom(session=source, through=through, queue=of.last_queue, given=given)
+        self.do(
+            session, ForkSession(origin=self.origin(), opens=msgspec.convert(opens, Opens), forked_from=forked_from)
+        )
+
+    def copy(self, session: str, count: int | None = None) -> None:
+        """Copies the next events, `count` or all; then what is live ends, and the fork is whole."""
+        key = self.key(session)
+        fork = self.sessions[key]
+        assert fork.forked_from
+        assert fork.copying
+        source, through, done = fork.forked_from.session, fork.forked_from.through, fork.copying.seq
+        missing = [recorded for recorded in self._events_of(source) if done < recorded.seq <= through]
+        places = Places()
+        for copy in self._events_of(session):
+            if copy.event.copied:
+                places.add(copy.event.copied.seq, copy.seq)
+        for recorded in missing[:count]:
+            if copy := self.do(session, copy_of(recorded, self.key(source), key, places)):
+                places.add(recorded.seq, copy.seq)
+        while (fork := self.sessions[key]).copying and len(missing[:count]) == len(missing):
+            self.do(session, CloseFork(origin=self.origin("runner:one"), run=fork.runs[0].n if fork.runs else 0))
+
+    def _events_of(self, session: str) -> list[Recorded]:
+        return [recorded for recorded in self.events if recorded.event.key == self.key(session)]
+
+    # --- answers, ends ------------------------------------------------------------------------------------------------
+
     def answer(self, session: str, n: int, k: int | None = None, answer: object = None, **fields: object) -> None:
         command = AnswerRequest(origin=self.origin("user:bob"), run=n, request=k, answer=answer, **fields)  # pyright: ignore
         self.do(session, command)
@@ -349,7 +389,7 @@ def attachment(name: str) -> Attachment:
 
 def _encode(event: Event) -> bytes:
     """The stored record; this release does not write types that it does not know, so that one is written by hand."""
-    if not isinstance(event.data, Unknown):
+    if not isinstance(event.data, Unknown) or event.copied:
         return codec.encode(event)
     record = {
         "specversion": "1.0",
@@ -372,8 +412,8 @@ def wander(rng: random.Random, steps: int, *, sessions: int = 6, faults: bool = 
         log.time += rng.choice((0, 0, 1, 40, 5000))
         if all((session := log.sessions.get(log.key(name))) and session.deleted for name in names):
             names.append(f"s{len(names)}")
-        children = [key.session for key, session in log.sessions.items() if session.parent]
-        name = rng.choice(children if children and rng.random() < 0.3 else names)
+        others = [key.session for key, session in log.sessions.items() if session.parent or session.forked_from]
+        name = rng.choice(others if others and rng.random() < 0.3 else names)
         try:
             _step(log, rng, name, log.sessions.get(log.key(name), Session(key=log.key(name))), faults)
         except Rejected:
@@ -383,7 +423,10 @@ def wander(rng: random.Random, steps: int, *, sessions: int = 6, faults: bool = 
 
 def _step(log: Log, rng: random.Random, name: str, session: Session, faults: bool) -> None:
     run = rng.choice(session.runs) if session.runs else None
-    match rng.randrange(24):
+    if session.copying and rng.random() < 0.9:
+        _copy(log, rng, name, session)
+        return
+    match rng.randrange(25):
         case 0:
             log.do(name, OpenSession(origin=log.origin(), opens=Opens(one_shot=rng.random() < 0.3)))
         case 1:
@@ -418,10 +461,24 @@ def _step(log: Log, rng: random.Random, name: str, session: Session, faults: boo
                 log.erase(name)
         case 14 | 15 if session.unreported and session.last_ended:
             log.tell(name, session.last_ended.status)  # pyright: ignore
+        case 24 if session.exists and not session.copying and rng.random() < 0.3:
+            at = rng.choice(log.events).seq if rng.random() < 0.5 else None
+            begun = min([recorded.seq for recorded in log.events if recorded.event.key == log.key(name)])
+            given: dict[str, object] = {"title": {"text": "Fork", "source": "client"}} if rng.random() < 0.3 else {}
+            log.fork(f"f{len(log.entries)}", name, at=max(at, begun) if at else None, **given)
         case _ if run:
             _drive(log, rng, name, run)
         case _:
             pass
+
+
+def _copy(log: Log, rng: random.Random, name: str, session: Session) -> None:
+    """The next events of a fork; its end, if what it is of is gone."""
+    assert session.forked_from
+    if log.sessions[log.key(session.forked_from.session)].deleted:
+        log.delete(name)
+    else:
+        log.copy(name, rng.choice((1, 3, 10, None)))
 
 
 POLICIES: tuple[dict[str, object], ...] = (

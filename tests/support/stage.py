@@ -28,11 +28,13 @@ from turnstream.log.known import Known
 from turnstream.session.commands import AnswerRequest, Command, Origin, PostMessage, RetrySession, WithdrawMessage
 from turnstream.session.events import Opens, Part, PolicyData, RunWaiting, Spec
 from turnstream.session.policy import merged, parse_policy
+from turnstream.wire.attachments import Attachments
 from turnstream.wire.blobs import Blobs
 from turnstream.wire.checkpoints import Checkpoints
 from turnstream.wire.live import Live
 from turnstream.wire.timers import Timers
 from turnstream.wire.work import Work
+from turnstream_runner.copying import Copier
 from turnstream_runner.dispatch import SLOTS, Dispatch
 from turnstream_runner.equipment import Equipment
 from turnstream_runner.erase import Eraser
@@ -122,17 +124,20 @@ class Stage(Client):
         broker = await connect(self._url)
         scripted: Any = models or ScriptedModels(script)
         journal = JetStreamLog(broker)
+        sessions = Sessions(journal, now=broker.clock.now, known=Known(keep_bytes=1 << 20))
+        blobs = Blobs(broker)
         equipment = Equipment(
             runner=f"r{next(_serial)}",
-            sessions=Sessions(journal, now=broker.clock.now, known=Known(keep_bytes=1 << 20)),
+            sessions=sessions,
             roles=Roles(known, Tools(known.tools)),
             specs=dict(self.specs),
             models=scripted,
             work=Work(broker),
             live=Live(broker),
-            blobs=Blobs(broker),
+            blobs=blobs,
             checkpoints=Checkpoints(broker),
             eraser=Eraser(broker, journal),
+            copier=Copier(sessions, blobs, Attachments(broker, blobs)),
             room=Room(512 * 1024),
             now=broker.clock.now,
         )

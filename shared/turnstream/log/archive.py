@@ -42,6 +42,7 @@ from turnstream.session.events import (
     RunWaiting,
     SessionDeleted,
     SessionErased,
+    SessionForked,
     SessionOpened,
     SessionUpdated,
     ToolReturned,
@@ -151,7 +152,9 @@ def _concerned(data: Fact | Unknown, routed: dict[str, int], live: set[int]) -> 
     """The runs that a fact is about. `routed` learns which message belongs to which run, `live` which have not
     ended."""
     match data:
-        case SessionOpened() | SessionUpdated() | SessionErased() | PlanChanged() | RunReported() | Unknown():
+        case SessionOpened() | SessionForked() | SessionUpdated() | SessionErased():
+            return ()
+        case PlanChanged() | RunReported() | Unknown():
             return ()
         case SessionDeleted():
             return sorted(live)

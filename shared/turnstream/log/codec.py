@@ -9,7 +9,7 @@ Every version ever written stays in `tests/golden/`.
 """
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from typing import cast
 
 import msgspec
@@ -19,7 +19,7 @@ from turnstream.broker.clock import format_time, parse_time
 from turnstream.ids import SessionKey
 from turnstream.log.base import Unreadable
 from turnstream.session.decision import Decision
-from turnstream.session.events import NAMES, TYPES, Data, Event, Fact, Recorded, Unknown
+from turnstream.session.events import NAMES, TYPES, Copied, Data, Event, Fact, Recorded, Unknown
 
 SPECVERSION = "1.0"
 
@@ -42,6 +42,10 @@ class _Record(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     idempotencykey: str | None = None
     bodydigest: str | None = None
     traceparent: str | None = None
+    copyof: str | None = None
+    """Of an event that was copied: the session of its original, and behind a slash its sequence there."""
+    copytime: str | None = None
+    """When its original was stored."""
 
 
 class _FactRecord(_Record, kw_only=True):
@@ -78,12 +82,11 @@ _objects = msgspec.json.Decoder(dict[str, object])
 
 
 def encode(event: Event) -> bytes:
-    """Raises `TypeError` for an event of a type that this release does not know: it never writes one."""
-    key, data = event.key, event.data
-    if isinstance(data, Unknown):
-        raise TypeError(f"{data.type}: not a type that this release writes")
+    """Raises `TypeError` for an event of a type that this release does not know: it writes none but a copy."""
+    key, copied = event.key, event.copied
+    make, data = _form(event)
     return _encoder.encode(
-        _RECORDS[type(data)](
+        make(
             specversion=SPECVERSION,
             id=event.id,
             source=f"/{key.account}/sessions/{key.session}",
@@ -94,9 +97,21 @@ def encode(event: Event) -> bytes:
             idempotencykey=event.idempotency_key,
             bodydigest=event.body_digest,
             traceparent=event.traceparent,
+            copyof=f"{copied.session}/{copied.seq}" if copied else None,
+            copytime=format_time(copied.time) if copied else None,
             data=data,
         )
     )
+
+
+def _form(event: Event) -> tuple[Callable[..., _Record], object]:
+    """What makes the record, and the data as it takes them."""
+    data = event.data
+    if not isinstance(data, Unknown):
+        return _RECORDS[type(data)], data
+    if event.copied is None:
+        raise TypeError(f"{data.type}: not a type that this release writes")
+    return partial(_OtherRecord, type=data.type), data.raw
 
 
 def decode(
@@ -104,8 +119,8 @@ def decode(
 ) -> Recorded:
     """The event of a stored record. A type that this release does not know is kept raw, as `Unknown`.
 
-    `seq`, `previous` and `time` (milliseconds) are the broker's. Raises `Unreadable` if the bytes are no record, or if
-    the data of a known type does not fit.
+    `seq`, `previous` and `time` (milliseconds) are the broker's; what was copied is dated as its original was. Raises
+    `Unreadable` if the bytes are no record, or if the data of a known type does not fit.
     """
     try:
         record = _facts.decode(payload)
@@ -127,10 +142,21 @@ def decode(
             idempotency_key=record.idempotencykey,
             body_digest=record.bodydigest,
             traceparent=record.traceparent,
+            copied=_copied(record),
         )
     except ValueError as error:
         raise Unreadable(seq, str(error)) from error
-    return Recorded(seq=seq, previous=previous, time=time, size=len(payload), event=event, payload=payload)
+    return Recorded(
+        seq=seq, previous=previous, time=event.stored_at(time), size=len(payload), event=event, payload=payload
+    )
+
+
+def _copied(record: _Record) -> Copied | None:
+    """Raises `ValueError`."""
+    if record.copyof is None or record.copytime is None:
+        return None
+    session, _, seq = record.copyof.rpartition("/")
+    return Copied(session, int(seq), parse_time(record.copytime))
 
 
 def _decode_other(
@@ -175,8 +201,8 @@ def headers(decision: Decision) -> dict[str, str]:
 
 def public(recorded: Recorded) -> bytes:
     """The JSON that readers get, the same bytes in pages and in feeds: the stored record with its number and the
-    broker's time in front. Only for an event that was read (one that this process has just appended has no
-    `payload`)."""
+    broker's time in front (of a copy, that of its original). Only for an event that was read (one that this process has
+    just appended has no `payload`)."""
     if not recorded.payload:
         raise ValueError(f"event {recorded.seq} was not read from the log")
     stored = format_time(recorded.time)

@@ -244,8 +244,8 @@ class Sessions:
 
     def _appended(self, session: Session, decision: Decision, seq: int) -> Handled:
         event = decision.event
-        size = len(codec.encode(event))
-        recorded = Recorded(seq=seq, previous=session.seq, time=self._now(), size=size, event=event)
+        time, size = event.stored_at(self._now()), len(codec.encode(event))
+        recorded = Recorded(seq=seq, previous=session.seq, time=time, size=size, event=event)
         session = evolve(session, recorded)
         self._keep(session)
         if session.deleted:

@@ -13,7 +13,10 @@ from turnstream.session.events import (
     Attachment,
     ChildEnded,
     ChildStarted,
+    Copied,
     DeleteMode,
+    Fact,
+    ForkedFrom,
     ModelReplied,
     Opens,
     Part,
@@ -29,6 +32,7 @@ from turnstream.session.events import (
     ToolCall,
     ToolReturned,
     ToolStarted,
+    Unknown,
     Usage,
     Wake,
 )
@@ -76,6 +80,28 @@ class OpenSession(_Command, frozen=True, kw_only=True):
     opens: Opens
     given: frozenset[str] = frozenset()
     specs: Mapping[str, Spec] = {}
+
+
+class ForkSession(_Command, frozen=True, kw_only=True):
+    """Opens a session that takes over what another one has up to an event. `opens` says what is given of it."""
+
+    opens: Opens
+    forked_from: ForkedFrom
+
+
+class CopyEvent(_Command, frozen=True, kw_only=True):
+    """The next event of a fork, as it is there. `behind`: the sequence of the one before it in the session that it
+    comes from, 0 for none. The origin is the original's."""
+
+    data: Fact | Unknown
+    copied: Copied
+    behind: int
+
+
+class CloseFork(_Command, frozen=True, kw_only=True):
+    """Everything is copied: run `run` does not go on here; 0: none is left, and the fork is whole."""
+
+    run: int
 
 
 class UpdateSession(_Command, frozen=True, kw_only=True):
@@ -222,6 +248,9 @@ class RecordFact(_Command, frozen=True, kw_only=True):
 
 Command = (
     OpenSession
+    | ForkSession
+    | CopyEvent
+    | CloseFork
     | UpdateSession
     | DeleteSession
     | EraseSession

@@ -5,7 +5,7 @@ ended, the withdrawal of a withdrawn message, a start that this drive has made. 
 here reads a clock, waits or makes up an id. Where a message goes is in `routing.py`.
 
 Order of the checks: a deleted session is not there, but for what deletes it; a repeat is recognised; then
-the session must exist; then the caller's `expected_seq`; then the rules of the command.
+the session must exist, and be whole if it is a fork; then the caller's `expected_seq`; then the rules of the command.
 """
 
 from itertools import takewhile
@@ -13,17 +13,20 @@ from typing import assert_never
 
 import msgspec
 
-from turnstream.session import answers, routing
+from turnstream.session import answers, forking, routing
 from turnstream.session.commands import (
     Act,
     AnswerRequest,
     CancelRun,
+    CloseFork,
     Command,
     CompactHistory,
+    CopyEvent,
     DeleteSession,
     EndChild,
     EraseSession,
     ExpireRequest,
+    ForkSession,
     OpenSession,
     PostMessage,
     RecordFact,
@@ -36,6 +39,7 @@ from turnstream.session.commands import (
     WithdrawMessage,
 )
 from turnstream.session.decision import (
+    DISCONNECTED,
     Decision,
     after,
     deadline,
@@ -55,7 +59,6 @@ from turnstream.session.events import (
     UPDATE_PLAN,
     ChildStarted,
     Due,
-    Error,
     Fact,
     HistoryCompacted,
     MessageWithdrawn,
@@ -113,9 +116,13 @@ def decide(command: Command, session: Session) -> Decision | None:
         if receipt.body_digest != origin.body_digest:
             raise Rejected("key_reused", "this idempotency key was used with another body", seq=receipt.seq)
         return None
-    opening = isinstance(command, OpenSession) or (isinstance(command, PostMessage) and command.opens is not None)
+    opening = isinstance(command, OpenSession | ForkSession) or (
+        isinstance(command, PostMessage) and command.opens is not None
+    )
     if not session.exists and not opening:
         raise no_session(session)
+    if session.copying and not isinstance(command, ForkSession | CopyEvent | CloseFork | DeleteSession):
+        raise forking.not_whole(session)
     if origin.expected_seq is not None and origin.expected_seq != session.seq:
         raise Rejected(
             "session_moved",
@@ -125,6 +132,12 @@ def decide(command: Command, session: Session) -> Decision | None:
     match command:
         case OpenSession():
             return _open(command, session)
+        case ForkSession():
+            return forking.fork(command, session)
+        case CopyEvent():
+            return forking.copy(command, session)
+        case CloseFork():
+            return forking.close(command, session)
         case UpdateSession():
             return _update(command, session)
         case DeleteSession():
@@ -278,7 +291,8 @@ def _report(command: ReportRun, session: Session) -> Decision | None:
 def _delete(command: DeleteSession, session: Session) -> Decision:
     spec = command.specs.get(session.agent_name)
     policy = resolve(spec.policy if spec else NO_POLICY, session.policy)
-    if session.runs and (command.active or policy.delete_active) == "reject":
+    goes_on = session.runs and not session.copying
+    if goes_on and (command.active or policy.delete_active) == "reject":
         run = session.key.run((session.holder or session.runs[0]).n)
         raise Rejected("run_active", f"run {run} is not ended, and the session is not deleted meanwhile", run=run)
     data = SessionDeleted(
@@ -288,7 +302,7 @@ def _delete(command: DeleteSession, session: Session) -> Decision:
         last_run=session.last_run,
         events=session.events + 1,
     )
-    settled = tuple(name for run in session.runs for name in settles(run))
+    settled = tuple(name for run in session.runs for name in settles(run)) if goes_on else ()
     return Decision(event_of(command, session, data), wakes=(session.last_queue,), settled=settled)
 
 
@@ -340,9 +354,6 @@ def _cancel(command: CancelRun, session: Session) -> Decision | None:
         return None
     if command.disconnected and (run.policy.on_disconnect == "detach" or run.status == "waiting"):
         return None  # a run that waits streams nothing: it waits for whoever comes back
-    error = None
-    if command.disconnected:
-        error = Error(code="client_disconnected", message="client disconnected mid-stream")
     if run.status == "running":
         data = RunCancelRequested(
             run=run.n,
@@ -360,7 +371,7 @@ def _cancel(command: CancelRun, session: Session) -> Decision | None:
             attempt=run.attempt,
             status=status,
             reason=command.reason,
-            error=error,
+            error=DISCONNECTED if command.disconnected else None,
             model=run.spec.model if run.taken else "",
         ),
     )

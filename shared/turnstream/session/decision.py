@@ -4,9 +4,12 @@ import msgspec
 
 from turnstream.session.commands import Command
 from turnstream.session.errors import Rejected
-from turnstream.session.events import Due, Event, Fact, Leftover, Recorded, RunEnded
+from turnstream.session.events import Due, Error, Event, Fact, Leftover, Recorded, RunEnded, Unknown
 from turnstream.session.fold import evolve
 from turnstream.session.state import Request, Run, Session
+
+DISCONNECTED = Error(code="client_disconnected", message="client disconnected mid-stream")
+"""Why a run fails whose client went away."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -19,7 +22,7 @@ class Decision(msgspec.Struct, frozen=True):
     """What earlier events said falls due, and no longer does."""
 
 
-def event_of(command: Command, session: Session, data: Fact) -> Event:
+def event_of(command: Command, session: Session, data: Fact | Unknown) -> Event:
     origin = command.origin
     return Event(
         id=origin.id,

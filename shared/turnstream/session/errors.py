@@ -18,6 +18,7 @@ Code = Literal[
     "request_expired",  # the time for an answer is over
     "request_closed",  # the run ended before the request was answered
     "nothing_to_retry",  # the latest run did not fail
+    "session_copying",  # a fork that is not whole yet
     "key_reused",  # the same idempotency key with another body
     "session_moved",  # expected_seq is not the last sequence
     "invalid",  # a value that does not fit; `field` names it

@@ -280,8 +280,24 @@ class Opens(Data, frozen=True, kw_only=True):
     parent: Parent | None = None
 
 
+class ForkedFrom(Data, frozen=True, kw_only=True):
+    """What a fork is of: the events of `session` up to its event `through`, which are copied behind this one. `queue`
+    is whose runners copy them. `given`: what this event says of the fork and stands, whatever is copied."""
+
+    session: str
+    through: int
+    queue: str = "default"
+    given: tuple[Literal["title", "metadata", "policy"], ...] = ()
+
+
 class SessionOpened(Opens, frozen=True, kw_only=True):
-    pass
+    forked_from: ForkedFrom | None = None
+
+
+class SessionForked(Data, frozen=True, kw_only=True):
+    """A fork is whole: so many `events` of the other session are here, and what was going on in them has ended."""
+
+    events: int
 
 
 class SessionUpdated(Data, frozen=True, kw_only=True):
@@ -593,6 +609,7 @@ class Unknown(Data, frozen=True, kw_only=True):
 
 Fact = (
     SessionOpened
+    | SessionForked
     | SessionUpdated
     | SessionDeleted
     | SessionErased
@@ -619,6 +636,7 @@ Fact = (
 
 TYPES: dict[str, type[Fact]] = {
     "session.opened": SessionOpened,
+    "session.forked": SessionForked,
     "session.updated": SessionUpdated,
     "session.deleted": SessionDeleted,
     "session.erased": SessionErased,
@@ -645,6 +663,15 @@ TYPES: dict[str, type[Fact]] = {
 NAMES: dict[type[Data], str] = {kind: name for name, kind in TYPES.items()}
 
 
+class Copied(msgspec.Struct, frozen=True, gc=False):
+    """Of an event of a fork that was copied: the session that it comes from, its sequence there, and the broker time,
+    in milliseconds, at which it was first stored."""
+
+    session: str
+    seq: int
+    time: int
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A fact and its circumstances. `time` is the writer's estimate of the broker's clock: shown, never decided on."""
 
@@ -659,6 +686,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Digest of the operation and the client's key."""
     body_digest: str | None = None
     traceparent: str | None = None
+    copied: Copied | None = None
+
+    def stored_at(self, time: int) -> int:
+        """The broker time, in milliseconds, that its record has if it is stored at this one: what was copied was there
+        before."""
+        return self.copied.time if self.copied else time
 
     @property
     def type(self) -> str:
@@ -666,7 +699,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An event as the log has it: numbered by the stream's sequence, dated by the broker."""
+    """An event as the log has it: numbered by the stream's sequence, dated by the broker; one that was copied, as its
+    original was."""
 
     seq: int
     previous: int

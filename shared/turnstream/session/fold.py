@@ -34,6 +34,7 @@ from turnstream.session.events import (
     RunWaiting,
     SessionDeleted,
     SessionErased,
+    SessionForked,
     SessionOpened,
     SessionUpdated,
     Spec,
@@ -50,6 +51,7 @@ from turnstream.session.state import (
     Closed,
     Closing,
     Compacted,
+    Copying,
     Deleted,
     Ended,
     Prompt,
@@ -88,11 +90,19 @@ def evolve(session: Session, recorded: Recorded) -> Session:
     session = msgspec.structs.replace(
         session, seq=recorded.seq, events=session.events + 1, opened_at=session.opened_at or recorded.time
     )
+    if event.copied and session.copying:
+        copying = Copying(event.copied.seq, session.copying.events + 1)
+        session = msgspec.structs.replace(session, copying=copying)
     match data:
         case SessionOpened():
-            return _opened(session, data)
+            session = _opened(session, data)
+            if data.forked_from is None or event.copied:  # what another session is of is not what this one is of
+                return session
+            return msgspec.structs.replace(session, forked_from=data.forked_from, copying=Copying())
+        case SessionForked():
+            return session if event.copied else _whole(session)
         case SessionUpdated():
-            return msgspec.structs.replace(
+            return _said_of(
                 session,
                 title_source=data.title.source if data.title else session.title_source,
                 agent=data.agent if data.agent is not None else session.agent,
@@ -167,7 +177,7 @@ def evolve(session: Session, recorded: Recorded) -> Session:
 
 
 def _opened(session: Session, opens: Opens) -> Session:
-    return msgspec.structs.replace(
+    return _said_of(
         session,
         agent=opens.agent,
         title_source=opens.title.source if opens.title else "derived",
@@ -177,7 +187,23 @@ def _opened(session: Session, opens: Opens) -> Session:
     )
 
 
+def _said_of(session: Session, **changes: object) -> Session:
+    """What is copied does not change what a fork was given."""
+    given = session.forked_from.given if session.forked_from and session.copying else ()
+    if "title" in given:
+        del changes["title_source"]
+    if "policy" in given:
+        del changes["policy"]
+    return msgspec.structs.replace(session, **changes)
+
+
+def _whole(session: Session) -> Session:
+    """Nothing is copied any more. Sub-agents of what was copied are not the fork's."""
+    return msgspec.structs.replace(session, copying=None, children=(), delegated=())
+
+
 def _deleted(session: Session, recorded: Recorded, data: SessionDeleted) -> Session:
+    session = _whole(session) if session.copying else session
     for run in session.runs:
         session = _ended(session, run, recorded, "cancelled")
     session = _cancel_children(session)

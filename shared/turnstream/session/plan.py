@@ -13,7 +13,8 @@ import msgspec
 from turnstream.ids import derive
 from turnstream.session.commands import TakeOver
 from turnstream.session.decide import MAX_RECOVERIES, may_take_over
-from turnstream.session.events import DeleteMode, EndStatus, Error, Parent, Spec, Trigger, Wake
+from turnstream.session.decision import DISCONNECTED
+from turnstream.session.events import DeleteMode, EndStatus, Error, ForkedFrom, Parent, Spec, Trigger, Wake
 from turnstream.session.limits import spent
 from turnstream.session.policy import resolve
 from turnstream.session.state import Call, Child, Run, Session
@@ -168,6 +169,17 @@ class End(_Effect, frozen=True, kw_only=True):
     answer_seq: int = 0
 
 
+class Copy(_Effect, frozen=True, kw_only=True):
+    """Copy what is missing of the session that this one is a fork of. `run` is 0. Where that session is deleted
+    meanwhile, this one is, too."""
+
+    forked_from: ForkedFrom
+
+
+class Close(_Effect, frozen=True, kw_only=True):
+    """Everything is copied: end this run, which does not go on in the fork; `run` 0: none is left, say so."""
+
+
 class Erase(_Effect, frozen=True, kw_only=True):
     """Remove everything that belongs to the deleted session, and leave the tombstone. `run` is 0."""
 
@@ -177,12 +189,15 @@ class Erase(_Effect, frozen=True, kw_only=True):
 RunEffect = Start | CallModel | CallTool | Settle | Return | Steer | Park | StartChild | Detach | Expire | End
 BetweenEffect = CancelChild | DropChild | TellParent
 AsideEffect = Entitle | Compact
-Effect = RunEffect | BetweenEffect | AsideEffect | Erase
+ForkEffect = Copy | Close
+Effect = RunEffect | BetweenEffect | AsideEffect | ForkEffect | Erase
 
 
 def plan(session: Session, now: int, drive: Drive) -> tuple[Effect, ...]:
     """`now` is broker time in milliseconds. Effects of one run only, of the drive's own queue: of the run that it
     carries out, else of one that nobody does, or that it may take over."""
+    if session.copying:
+        return _of_fork(session, drive)
     between = _between(session)
     if session.deleted:
         return (*between, *_of_deleted(session, drive))
@@ -203,7 +218,7 @@ def aside(session: Session, drive: Drive) -> tuple[AsideEffect, ...]:
 def next_due(session: Session, drive: Drive) -> int | None:
     """Broker time in milliseconds of the earliest thing that falls due by itself and is this drive's to do."""
     times: list[int] = []
-    for run in session.runs:
+    for run in _going_on(session):
         if run.spec.queue == drive.queue and (run.status != "running" or drive.owns(session, run)):
             times += [request.expires_at for request in run.requests if request.expires_at is not None]
             times += [run.deadline] if run.deadline is not None else []
@@ -216,10 +231,24 @@ def blocked_by(session: Session, drive: Drive) -> tuple[Wake, ...]:
     return tuple(
         [
             run.wake
-            for run in session.runs
+            for run in _going_on(session)
             if run.status == "running" and run.wake and run.spec.queue == drive.queue and not drive.owns(session, run)
         ]
     )
+
+
+def _going_on(session: Session) -> tuple[Run, ...]:
+    return () if session.copying else session.runs
+
+
+def _of_fork(session: Session, drive: Drive) -> tuple[Effect, ...]:
+    forked_from, copying = session.forked_from, session.copying
+    if forked_from is None or copying is None or forked_from.queue != drive.queue:
+        return ()
+    if copying.seq != forked_from.through:
+        return (Copy(key=f"{session.key}:copy", run=0, forked_from=forked_from),)
+    run = session.runs[0].n if session.runs else 0
+    return (Close(key=f"{session.key}:close:{run}", run=run),)
 
 
 def _between(session: Session) -> tuple[BetweenEffect, ...]:
@@ -319,7 +348,7 @@ def _of_other(session: Session, run: Run, now: int, drive: Drive) -> tuple[Effec
 def _closing(run: Run, now: int, *, taken_over: bool) -> tuple[EndStatus, Error | None] | None:
     """How the run has to end now, if it has to."""
     if run.disconnected:
-        return "failed", Error(code="client_disconnected", message="client disconnected mid-stream")
+        return "failed", DISCONNECTED
     if run.cancel:
         return "cancelled", None
     if run.deadline is not None and now >= run.deadline:

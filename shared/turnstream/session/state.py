@@ -19,6 +19,7 @@ from turnstream.session.events import (
     Ask,
     Asks,
     DeleteMode,
+    ForkedFrom,
     Limits,
     OnExpiry,
     Parent,
@@ -316,6 +317,14 @@ class Deleted(msgspec.Struct, frozen=True):
     key: tuple[str, str | None] | None = None
 
 
+class Copying(msgspec.Struct, frozen=True, gc=False):
+    """How far a fork is: the sequence, in the session that it is of, of the last event that was copied, and how many
+    were."""
+
+    seq: int = 0
+    events: int = 0
+
+
 class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The first answer to a command with an idempotency key."""
 
@@ -343,6 +352,9 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     policy: PolicyData = PolicyData()
     one_shot: bool = False
     parent: Parent | None = None
+    forked_from: ForkedFrom | None = None
+    copying: Copying | None = None
+    """It is a fork that is not whole yet: nothing in it goes on, and nobody may ask anything of it but to delete it."""
     unreported: bool = False
     """The run that the session was made for has ended, and whoever delegated it has not been told."""
     children: tuple[Child, ...] = ()

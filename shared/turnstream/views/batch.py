@@ -149,7 +149,7 @@ class Batch:
                 self._fold_event(name, session, after, entry)
                 if after.children is not session.children:
                     row = self._fold_children(name, row, session, after, entry)
-                row, session = session_row.fold(row, entry), after
+                row, session = session_row.fold(row, entry, session), after
         if session and not row.deleted:
             row = session_row.with_runs(row, session, known)
         if row.seq or name in self.sessions:
@@ -312,6 +312,7 @@ class Batch:
                 self.outputs.get(name),
                 detached=name in self.archived or self._is_deleted(name),
                 archived=name in self.archived,
+                goes_on=not self._is_copied(name),
             )
             for name, key in self.changed.items()
         ]
@@ -320,8 +321,16 @@ class Batch:
         session = self.sessions.get(session_of(run))
         return session is not None and session.deleted is not None
 
+    def _is_copied(self, name: str) -> bool:
+        """Whether the run, or the request, is of a fork that is not whole: nobody is to do anything for it."""
+        session = self.sessions.get(session_of(name))
+        return session is not None and session.copying is not None
+
     def request_rows(self) -> list[Values]:
-        return [requests.values(key, self.requests[name]) for name, key in self.asked.items()]
+        return [
+            requests.values(key, self.requests[name], goes_on=not self._is_copied(name))
+            for name, key in self.asked.items()
+        ]
 
     def item_rows(self) -> list[Values]:
         return [history.values(name, item) for (name, _), item in self.items.items() if item]

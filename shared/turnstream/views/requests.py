@@ -202,7 +202,8 @@ def key_of(key: SessionKey, n: int, k: int) -> str:
     return f"{key.account}/{run_id(key.session, n)}.q{k}"
 
 
-def values(key: SessionKey, row: Row) -> Values:
+def values(key: SessionKey, row: Row, *, goes_on: bool = True) -> Values:
+    """`goes_on`: whether it is to be found among those that are open, if it is."""
     return (
         key_of(key, row.n, row.k),
         key.account,
@@ -210,7 +211,7 @@ def values(key: SessionKey, row: Row) -> Values:
         row.n,
         row.asked_seq,
         row.k,
-        row.state,
+        row.state if goes_on or row.state != "open" else "closed",
         row.kind,
         _encoder.encode(row).decode(),
     )

@@ -36,6 +36,7 @@ from turnstream.session.events import (
     RunWaiting,
     SessionDeleted,
     SessionErased,
+    SessionForked,
     SessionOpened,
     SessionUpdated,
     Spec,
@@ -95,6 +96,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     """Time of the run's last event."""
     trigger: Requested = "message"
     retry_of: int = 0
+    copied_from: str = ""
+    """The session in which it went as it is told here; empty: in this one."""
     parent: Parent | None = None
     """The call that it was delegated by."""
     status: RunStatus = "queued"
@@ -176,6 +179,7 @@ def requested(recorded: Recorded, run: Run, said: dict[str, int], parent: Parent
         changed_at=recorded.time,
         trigger=run.trigger,
         retry_of=data.retry_of if isinstance(data, RunRequested) else 0,
+        copied_from=recorded.event.copied.session if recorded.event.copied else "",
         parent=msgspec.structs.replace(parent, schema=None) if parent and run.n == 1 else None,
         live_since=recorded.time,
         tool_calls=run.tool_calls,
@@ -253,7 +257,7 @@ def _changes(row: Row, run: Run | None, recorded: Recorded) -> dict[str, object]
             return {"status": "cancelled", "reason": BY_DELETION}
         case RunSteered() | RequestAnswered() | RequestExpired() | ChildStarted() | ChildEnded() | PlanChanged():
             return {}
-        case SessionOpened() | SessionUpdated() | SessionErased() | HistoryCompacted() | Unknown():
+        case SessionOpened() | SessionForked() | SessionUpdated() | SessionErased() | HistoryCompacted() | Unknown():
             return {}  # about no run
         case RunRequested() | RunReported():
             return {}  # about no run that is there

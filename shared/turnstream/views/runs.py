@@ -48,6 +48,9 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     trigger: Requested
     """Why it is there."""
     retry_of: str | None
+    copied_from: str | None
+    """The run of which this one tells, where its session is a fork and it went before that: what it used was used
+    there."""
     parent: str | None
     """The run that delegated it, by its call `call_id`."""
     call_id: str | None
@@ -154,7 +157,16 @@ def name_of(key: str) -> tuple[str, str]:
     return account, run
 
 
-def values(key: SessionKey, row: Row, said: Output | None, *, detached: bool = False, archived: bool = False) -> Values:
+def values(
+    key: SessionKey,
+    row: Row,
+    said: Output | None,
+    *,
+    detached: bool = False,
+    archived: bool = False,
+    goes_on: bool = True,
+) -> Values:
+    """`goes_on`: whether it is to be found among those that have not ended, if it has not."""
     return (
         key_of(key, row.n),
         key.account,
@@ -166,8 +178,8 @@ def values(key: SessionKey, row: Row, said: Output | None, *, detached: bool = F
         _parent_of(row),
         _root_of(key.session, row),
         row.requested_at,
-        row.live_since,
-        row.due,
+        row.live_since if goes_on else None,
+        row.due if goes_on else None,
         _encoder.encode(row).decode(),
         _encoder.encode(said).decode() if said else None,
     )
@@ -268,6 +280,7 @@ def _view(key: str, session: str | None, body: str, output: str | None) -> RunVi
         status=row.status,
         trigger=row.trigger,
         retry_of=_other(name, row.retry_of),
+        copied_from=run_id(row.copied_from, row.n) if row.copied_from else None,
         parent=_parent_of(row),
         call_id=row.parent.call_id if row.parent else None,
         root=_root_of(own, row),

@@ -3,8 +3,9 @@
 Its runs are not folded here: which there are and how they stand is said by the session as `turnstream.session` folds
 it, so that both can never differ.
 
-`status`: `busy` while a run is queued or running, else `waiting` while a question or an approval is open, else `error`
-if the run that ended last failed, else `idle`; so one whose run waits for its children alone is not busy.
+`status`: `busy` while a run is queued or running, or it is a fork that is not whole, else `waiting` while a question or
+an approval is open, else `error` if the run that ended last failed, else `idle`; so one whose run waits for its
+children alone is not busy.
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from turnstream.ids import SessionKey
 from turnstream.session.events import (
     NO_POLICY,
     DeleteMode,
+    ForkedFrom,
     MessagePosted,
     OnMessageData,
     Opens,
@@ -34,7 +36,7 @@ from turnstream.session.events import (
 )
 from turnstream.session.policy import resolve
 from turnstream.session.recent import Recent
-from turnstream.session.state import Child, Deleted, Ended, Run, Session
+from turnstream.session.state import Child, Copying, Deleted, Ended, Run, Session
 
 Status = Literal["busy", "waiting", "error", "idle"]
 TITLE = 64
@@ -95,6 +97,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     policy: PolicyData = NO_POLICY
     one_shot: bool = False
     parent: Parent | None = None
+    forked_from: ForkedFrom | None = None
+    copying: Copying | None = None
+    """How far it is, if it is a fork that is not whole."""
     children: tuple[Child, ...] = ()
     """Those that have not ended."""
     open_children: tuple[OpenChild, ...] = ()
@@ -121,7 +126,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
     @property
     def status(self) -> Status:
-        if any(run.status != "waiting" for run in self.live):
+        if self.copying or any(run.status != "waiting" for run in self.live):
             return "busy"
         if any(run.requests for run in self.live):
             return "waiting"
@@ -129,17 +134,28 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
     @property
     def unsettled(self) -> bool:
-        """Whether something is left to do between it and others: it tells whoever delegated it, or ends children."""
-        return self.unreported or any(child.cancel for child in self.children)
+        """Whether something is left to do between it and others: it tells whoever delegated it, or ends children, or
+        copies what it is a fork of."""
+        return self.copying is not None or self.unreported or any(child.cancel for child in self.children)
+
+    @property
+    def keeper(self) -> str:
+        """The queue whose runners do that."""
+        return self.forked_from.queue if self.copying and self.forked_from else self.queue
+
+    @property
+    def going_on(self) -> tuple[Live, ...]:
+        """The runs that have not ended; in a fork that is not whole they do not go on."""
+        return () if self.copying else self.live
 
     def active(self) -> Live | None:
-        first = self.live[0] if self.live else None
-        begun = next((run for run in self.live if run.attempt), first)
-        return next((run for run in self.live if run.status == "running"), begun)
+        first = self.going_on[0] if self.going_on else None
+        begun = next((run for run in self.going_on if run.attempt), first)
+        return next((run for run in self.going_on if run.status == "running"), begun)
 
     def wants_runner(self, n: int) -> bool:
         """Whether a runner has something to do for this run: it is being carried out, may start, or is to end."""
-        run = next((run for run in self.live if run.n == n), None)
+        run = next((run for run in self.going_on if run.n == n), None)
         if run is None:
             return False
         return run.status == "running" or n in self.startable or (run.status == "queued" and run.to_end)
@@ -148,8 +164,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 NEW = Row()
 
 
-def fold(row: Row, recorded: Recorded) -> Row:
-    """The session's row after this event, but for its runs: those are said by `with_runs`."""
+def fold(row: Row, recorded: Recorded, before: Session) -> Row:
+    """The session's row after this event, but for its runs: those are said by `with_runs`. `before`: the session as it
+    was."""
     data = recorded.event.data
     if isinstance(data, SessionDeleted):
         gone = Gone(at=recorded.time, mode=data.mode, queue=data.queue, last_run=data.last_run)
@@ -166,6 +183,11 @@ def fold(row: Row, recorded: Recorded) -> Row:
             changes = {"plan": data.items}
         case _:
             pass
+    if before.copying and before.forked_from:  # what is copied does not change what it was given
+        for name in before.forked_from.given:
+            changes.pop(name, None)
+        if "title" in before.forked_from.given:
+            changes.pop("title_source", None)
     changes["seq"] = recorded.seq
     # A new leader's clock may be behind the old one's: a session never moves backwards for that.
     if recorded.time > row.updated_at:
@@ -199,6 +221,8 @@ def with_runs(row: Row, session: Session, known: Mapping[int, tuple[Run, Live]])
     return msgspec.structs.replace(
         row,
         live=tuple(live),
+        forked_from=session.forked_from,
+        copying=session.copying,
         startable=tuple([run.n for run in session.startable]),
         children=session.children,
         unreported=session.unreported,
@@ -286,6 +310,8 @@ def session_of(key: SessionKey, row: Row, live: tuple[Run, ...]) -> Session:
         seq=row.seq,
         opened_at=row.created_at,
         parent=row.parent,
+        forked_from=row.forked_from,
+        copying=row.copying,
         children=row.children,
         unreported=row.unreported,
         last_queue=row.queue,

@@ -20,6 +20,7 @@ from sqlalchemy import text as sql
 
 from turnstream.ids import DEFAULT_AGENT, SessionKey, is_session, run_id
 from turnstream.session.events import PlanItem, PolicyData, TitleSource
+from turnstream.session.state import Copying
 from turnstream.views.database import Database, Reader
 from turnstream.views.rows import PAGE, Values, page_size, text
 from turnstream.views.session_row import Gone, Row, Status
@@ -38,6 +39,13 @@ class ParentView(msgspec.Struct, frozen=True, kw_only=True):
     session: str
     run: str
     call_id: str
+
+
+class ForkedFrom(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session was forked from: a session, up to its event `seq`. That session may be gone by now."""
+
+    session: str
+    seq: int
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +74,10 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     """Whoever delegated it; None also where that session is deleted."""
     plan: tuple[PlanItem, ...]
     """The checklist that the agent keeps."""
+    forked_from: ForkedFrom | None
+    copying: Copying | None
+    """It is a fork that is not whole yet, and this is how far it is: so many events, up to that one of the other
+    session. Nothing may be asked of it before it is whole."""
 
 
 class SessionPage(msgspec.Struct, frozen=True):
@@ -354,7 +366,7 @@ async def _views(reader: Reader, account: str, found: list[tuple[str, str]]) -> 
 
 def _view(session: str, row: Row, there: set[str]) -> SessionView:
     """`there`: sessions that are not deleted."""
-    parent = row.parent if row.parent and row.parent.session in there else None
+    parent, forked = row.parent if row.parent and row.parent.session in there else None, row.forked_from
     active = row.active()
     return SessionView(
         id=session,
@@ -363,8 +375,8 @@ def _view(session: str, row: Row, there: set[str]) -> SessionView:
         status=row.status,
         agent=row.agent or DEFAULT_AGENT,
         active_run=f"{session}.{active.n}" if active else None,
-        queued=sum(run.status == "queued" and run is not active for run in row.live),
-        open_requests=tuple(f"{session}.{run.n}.q{k}" for run in row.live for k in run.requests),
+        queued=sum(run.status == "queued" and run is not active for run in row.going_on),
+        open_requests=tuple(f"{session}.{run.n}.q{k}" for run in row.going_on for k in run.requests),
         last_run=row.last_run,
         seq=row.seq,
         created_at=row.created_at,
@@ -375,4 +387,6 @@ def _view(session: str, row: Row, there: set[str]) -> SessionView:
         parent=parent
         and ParentView(session=parent.session, run=run_id(parent.session, parent.run), call_id=parent.call_id),
         plan=row.plan,
+        forked_from=forked and ForkedFrom(session=forked.session, seq=forked.through),
+        copying=row.copying,
     )

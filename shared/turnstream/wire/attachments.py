@@ -138,6 +138,17 @@ class Attachments:
         found = _find(await self._change(key, name, claimed), sha256)
         return found.attachment if found else None
 
+    async def keep(self, key: SessionKey, attachment: Attachment) -> None:
+        """Takes a content in whose bytes are there already, claimed for good, and without changing what the name alone
+        means if it is there. Raises `BrokerFault`."""
+
+        def kept(record: _Record) -> _Record | None:
+            if any(one.attachment == attachment for one in record):
+                return None
+            return (*record, _Content(attachment, ready=True, kept=True))
+
+        await self._change(key, attachment.name, kept)
+
     async def release(self, key: SessionKey, attachments: Iterable[Attachment], by: str) -> None:
         """Takes claims back. Raises `BrokerFault`."""
         for attachment in attachments:
