@@ -31,7 +31,7 @@ def test_a_policy_that_does_not_do_names_agent_and_field_and_all_are_named_at_on
     where = folder(
         tmp_path,
         a={"on_busy": "never"},
-        b={"history": {"window": "fit"}},
+        b={"history": {"window": "wide"}},
         c={"preset": "strict", "mood": "good"},
         d={"on_message": "answer"},
         e={"on_busy": "queue"},
@@ -41,7 +41,7 @@ def test_a_policy_that_does_not_do_names_agent_and_field_and_all_are_named_at_on
         specs_of(settings, agents_of(settings))
     assert [str(fault) for fault in caught.value.faults] == [
         "agent a: policy.on_busy: must be one of reject, queue, steer, interrupt, parallel",
-        "agent b: policy.history.window: 'fit' is not available in this release",
+        "agent b: policy.history.window: must be one of fit, all",
         "agent c: policy.mood: no such policy field",
         "agent d: policy.on_message: must be an object",
     ]
