@@ -31,7 +31,7 @@ class PostMessage(Request, frozen=True, kw_only=True):
     nothing."""
 
     session: str
-    content: str | list[TextPart]
+    content: str | list[TextPart] = ""
     attachments: Names = []
     context: WindowContext = ""
     message_id: MessageId | None = None

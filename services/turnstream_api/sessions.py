@@ -244,7 +244,7 @@ class ModelHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The messages that a model would get now, oldest first: those of the run that is under way, if there is one."""
 
     messages: tuple[Message, ...]
-    from_seq: Annotated[int, Meta(description="Sequence of the first event that is shown; 0: the session's first.")]
+    from_seq: Annotated[int, Meta(description="Sequence of the first event that is shown.")]
     tokens: Annotated[int, Meta(description="What the prompt has, with instructions and tools: counted or estimated.")]
     budget: Annotated[int | None, Meta(description="What it may have; null where nothing is known of the model.")]
     fits: Annotated[bool, Meta(description="Whether what has to be in it fits into it.")]
@@ -278,7 +278,7 @@ async def _as_model(api: Api, session: Folded) -> ModelHistory:
     view = history.build(session, events, run.n if run else None, policy, budget)
     return ModelHistory(
         messages=view.messages,
-        from_seq=view.since,
+        from_seq=view.since or (events[0].seq if events else 0),
         tokens=view.tokens,
         budget=budget.tokens if budget else None,
         fits=view.fits,

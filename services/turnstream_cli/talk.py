@@ -32,7 +32,7 @@ DELETED = "session.deleted"
 
 async def send(
     session: str,
-    text: Words,
+    text: Words = "",
     *,
     author: str | None = None,
     agent: str | None = None,

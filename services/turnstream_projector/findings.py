@@ -25,6 +25,7 @@ Kind = Literal[
     "child_missing",  # a run has gone on without the child that it delegated to
     "child_untold",  # a child and whoever delegated to it do not agree on its end
     "message_lost",  # a run ends, and nobody takes what steered it
+    "compaction",  # a summary of what is not over, or was summed up before
     "fork",  # a copy in no fork, out of order, or something else in a fork that is not whole
     "deleted",  # an event behind the session's deletion
     "another_log",  # the views were made of another log

@@ -13,6 +13,7 @@ from turnstream.log.messages import UNGUARDED
 from turnstream.session.events import (
     ChildEnded,
     ChildStarted,
+    HistoryCompacted,
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
@@ -41,7 +42,6 @@ from turnstream.session.fold import evolve
 from turnstream.session.policy import resolve
 from turnstream.session.recent import Recent
 from turnstream.session.state import Run, Session, has_edge, request_id
-from turnstream.session.turns import Turns
 from turnstream_projector import kinship
 from turnstream_projector.findings import Findings, Kind
 
@@ -78,7 +78,7 @@ class Checker:
         after = evolve(session, recorded)
         nothing = Recent(0)
         self._sessions[key] = msgspec.structs.replace(
-            after, receipts=nothing, messages=nothing, closed=nothing, turn_blocks=Turns(), opening=None
+            after, receipts=nothing, messages=nothing, closed=nothing, opening=None
         )
 
     def _check_chain(self, session: Session, recorded: Recorded) -> None:
@@ -128,6 +128,8 @@ class Checker:
                 self._check_withdrawn(session, recorded, data)
             case RunRequested():
                 self._check_requested(session, recorded, data)
+            case HistoryCompacted():
+                self._check_compacted(session, recorded, data)
             case (
                 RunStarted()
                 | RunReleased()
@@ -177,6 +179,12 @@ class Checker:
         if data.trigger == "action" and session.live and not data.queued and not beside:
             other = session.key.run((session.holder or session.live[0]).n)
             self._add("two_holders", session, where, recorded, f"it starts, but run {other} has not ended")
+
+    def _check_compacted(self, session: Session, recorded: Recorded, data: HistoryCompacted) -> None:
+        before = session.compacted.through if session.compacted else 0
+        if data.through <= before or all(turn.end != data.through for turn in session.borders()):
+            message = f"everything up to {data.through} is summed up: no turn ends there, or it was summed up before"
+            self._add("compaction", session, session.key, recorded, message)
 
     # --- messages ---------------------------------------------------------------------------------------------------
 

@@ -232,8 +232,10 @@ def result(effect: Return, closing: Recorded) -> ToolReturned:
     returned = ToolReturned(run=effect.run, attempt=effect.attempt, call_id=effect.call.id, status="ok")
     if ended.status == "completed":
         return msgspec.structs.replace(returned, output=ended.output, blob=ended.blob)
-    why = f"{ended.error.code}: {ended.error.message}" if ended.error else "it was cancelled"
-    return msgspec.structs.replace(returned, status="error", error=f"child_{ended.status}: {why}")
+    how, why = f"child_{ended.status}", "it was cancelled"
+    if ended.error:
+        why = ended.error.message if ended.error.code == how else f"{ended.error.code}: {ended.error.message}"
+    return msgspec.structs.replace(returned, status="error", error=f"{how}: {why}")
 
 
 def _left(run: Run, limits: Limits, now: int) -> Limits:

@@ -5,7 +5,7 @@ from tests.support.logs import BEGIN, Log, child_call
 from tests.support.views import Views, fresh, rows_in_force
 
 from turnstream.session.commands import CancelRun, UpdateSession
-from turnstream.session.events import Error, ToolCall, ToolReturned, Usage
+from turnstream.session.events import Error, PlanChanged, PlanItem, ToolCall, ToolReturned, Usage
 from turnstream.views import history, live_runs, requests, runs, sessions, steps
 from turnstream.views.database import Database
 from turnstream.views.sessions import ParentView
@@ -246,3 +246,20 @@ async def test_a_record_of_a_run_keeps_when_its_children_were_at_work(database: 
     assert (child.began_at, child.ended_at, child.child_run) == (BEGIN, BEGIN + 7, "s1--1-1.1")
     everything = str((await rows_in_force(database))[1])
     assert "words" not in everything
+
+
+async def test_what_a_turn_takes_over_from_its_session_is_known_whatever_was_read_together(database: Database) -> None:
+    """The end of a sub-agent that nobody waited for, and the checklist, are shown by the next turn that starts."""
+    log = Log()
+    log.delegates("s1", False)
+    log.put("s1", PlanChanged(run=1, attempt=1, items=(PlanItem(id="1", text="look"),)))
+    log.end("s1", 1, "told you")
+    log.start("s1--1-1", 1)
+    log.end("s1--1-1", 1)
+    log.tell("s1--1-1")
+    log.say("s1", "next")
+    log.start("s1", 2)
+    views = Views(database)
+    for recorded in log.entries:  # each by itself
+        await views.show([recorded])
+    assert (await rows_in_force(database))[1] == await fresh(log.entries)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
-from turnstream.session.answers import COSTLY_MAX, DEPTH_MAX, KEYWORDS_MAX, SCHEMA_MAX, check, fault_of, read
+from turnstream.session.answers import COSTLY_MAX, DEPTH_MAX, KEYWORDS_MAX, SCHEMA_MAX, check, fault_of, read, read_json
 from turnstream.session.errors import Rejected
 
 
@@ -198,3 +198,21 @@ def test_any_answer_is_taken_or_refused(answer: object, schema: object) -> None:
             read(as_text(answer), text, ())
     else:
         assert isinstance(answer, str) or schema is None or read(as_text(answer), text, ()) == answer
+
+
+@pytest.mark.parametrize("text", ["hello", '{"n":1}\n\nsaid so', "", "{'n': 1}"])
+def test_what_has_to_be_json_is_json_whatever_the_schema_lets_through(text: str) -> None:
+    with pytest.raises(Rejected, match="it is no JSON"):
+        read_json(text, "{}")
+
+
+@pytest.mark.parametrize(("text", "schema"), [('{"n":1}', '{"required":["m"]}'), ("5", '{"minimum":6}')])
+def test_json_that_does_not_fit_is_refused_where_a_text_would_do(text: str, schema: str) -> None:
+    with pytest.raises(Rejected):
+        read_json(text, schema)
+    assert read(text, schema, ()) == text
+
+
+def test_json_that_fits_is_what_it_says() -> None:
+    assert read_json(' {"m": 1}\n', '{"required":["m"]}') == {"m": 1}
+    assert read_json('"yes"', '{"type":"string"}') == "yes"

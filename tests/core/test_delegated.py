@@ -141,10 +141,10 @@ def test_s38_an_answer_that_fits_is_one() -> None:
 
 
 def test_s38_one_that_does_not_fit_is_told_to_the_model() -> None:
-    outcome = given(*ASKED).when(record(ended(1, content="done", finish="stop", model="demo")))
+    outcome = given(*ASKED).when(record(ended(1, content='"done"', finish="stop", model="demo")))
     reply = outcome.decision.event.data
     assert isinstance(reply, ModelReplied)
-    assert (reply.content, reply.finish, reply.step, reply.tool_calls) == ("done", "stop", 1, ())
+    assert (reply.content, reply.finish, reply.step, reply.tool_calls) == ('"done"', "stop", 1, ())
     assert "array" in reply.misfit
     assert outcome.decision.wakes == () and outcome.decision.settled == ()
     (again,) = outcome.given.planned()

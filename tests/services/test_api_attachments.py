@@ -479,3 +479,12 @@ async def test_transcript_and_queue_show_attachments_and_no_window(viewed: Runni
     model = (await api.http.get("/v1/sessions/s1/history?as=model")).json()
     assert model["messages"][0]["attachments"][0]["name"] == "notes.txt"
     assert "marzipan" not in json.dumps(model)
+
+
+async def test_s32_what_is_attached_may_be_all_that_there_is_to_say(api: Running) -> None:
+    await api.open("s1")
+    await put(api, b"words")
+    answer = await api.post("/v1/sessions/s1/messages", {"attachments": ["notes.txt"]})
+    assert answer.status_code == 202, answer.text
+    nothing = await api.post("/v1/sessions/s1/messages", {})
+    assert (nothing.status_code, nothing.json()["field"]) == (422, "content")

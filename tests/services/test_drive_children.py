@@ -368,10 +368,7 @@ async def test_s38_a_child_that_never_fits_its_schema_fails_after_three_tries_an
     assert (child.status, child.error.code) == ("failed", "child_failed")
     await driven(here, work=3)
     (returned,) = await of(here, ToolReturned)
-    assert (returned.status, returned.error) == (
-        "error",
-        "child_failed: child_failed: 3 answers did not fit the schema",
-    )
+    assert (returned.status, returned.error) == ("error", "child_failed: 3 answers did not fit the schema")
     (end,) = await of(here, RunEnded)
     assert end.status == "completed"
 

@@ -29,6 +29,7 @@ from turnstream.session.events import (
     Copied,
     Event,
     Fact,
+    HistoryCompacted,
     Leftover,
     MessagePosted,
     MessageWithdrawn,
@@ -525,3 +526,20 @@ async def test_a_session_that_is_deleted_while_fsck_reads_is_no_finding(broker: 
         patch.setattr(generations, "prepare", late)
         report = await fsck(broker, database)
     assert done and report.findings == ()
+
+
+def test_a_summary_stands_for_what_is_over_and_was_not_summed_up_before() -> None:
+    log = Log()
+    log.turn("s1")
+    first = log.events[-1].seq
+    log.turn("s1")
+    second = log.events[-1].seq
+    log.put("s1", HistoryCompacted(through=first, summary="hello"))
+    log.put("s1", HistoryCompacted(through=second, fault="the model did not answer"))
+    log.put("s1", HistoryCompacted(through=second, summary="hello, twice"))
+    assert checked(log) == []
+    again = log.put("s1", HistoryCompacted(through=first, summary="hello")).seq
+    log.say("s1", "and")
+    log.start("s1", 3)
+    within = log.put("s1", HistoryCompacted(through=log.events[-1].seq, summary="and")).seq
+    assert checked(log) == [("compaction", "default/s1", again), ("compaction", "default/s1", within)]

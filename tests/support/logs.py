@@ -277,7 +277,7 @@ class Log:
             author="agent:default",
             content=(Part(text="do it"),),
             specs=SPECS,
-            opens=Opens(parent=Parent(session=session, run=n, call_id=child.call_id, k=k, schema={})),
+            opens=Opens(parent=Parent(session=session, run=n, call_id=child.call_id, k=k)),
         )
         self.do(child.session, command)
 

@@ -71,6 +71,16 @@ def check(answer: object, schema: str, choices: tuple[str, ...], field: str = "a
         raise Rejected("invalid", f"{path}: {_said(error)}", field=path)
 
 
+def read_json(text: str, schema: str) -> object:
+    """The JSON that a text is. Raises `Rejected` for one that is none, or does not fit."""
+    try:
+        value = msgspec.json.decode(text.strip())
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise Rejected("invalid", f"it is no JSON: {error}", field="content") from None
+    check(value, schema, ())
+    return value
+
+
 def read(text: str, schema: str, choices: tuple[str, ...]) -> object:
     """The answer that a text is: the text itself, or the JSON in it. Raises `Rejected` if neither fits."""
     text = text.strip()

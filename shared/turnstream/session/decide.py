@@ -687,7 +687,7 @@ def _misfit(session: Session, run: Run, ended: RunEnded) -> str:
     if ended.blob:
         return f"it has {ended.blob.size} bytes, which is too much"
     try:
-        answers.read(ended.content, msgspec.json.encode(parent.schema).decode(), ())
+        answers.read_json(ended.content, msgspec.json.encode(parent.schema).decode())
     except Rejected as refusal:
         return refusal.message
     return ""

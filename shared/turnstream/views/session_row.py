@@ -118,6 +118,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     """Whose message the run was for that ended last: who tries it again takes its place."""
     last_since: int = 0
     """Sequence from which on what that run was for was said."""
+    unshown_since: int = 0
+    plan_seq: int = 0
+    """As the session has both: a run that starts takes them over."""
     deleted: Gone | None = None
 
     @property
@@ -231,6 +234,8 @@ def with_runs(row: Row, session: Session, known: Mapping[int, tuple[Run, Live]])
         last_end=last.status if last else None,
         last_author=last.author if last else "",
         last_since=last.since if last else 0,
+        unshown_since=session.unshown_since,
+        plan_seq=session.plan_seq,
     )
 
 
@@ -309,6 +314,8 @@ def session_of(key: SessionKey, row: Row, live: tuple[Run, ...]) -> Session:
         key=key,
         seq=row.seq,
         opened_at=row.created_at,
+        unshown_since=row.unshown_since,
+        plan_seq=row.plan_seq,
         parent=row.parent,
         forked_from=row.forked_from,
         copying=row.copying,
