@@ -161,6 +161,19 @@ class Log:
         self.do(session, command)
         return self.key(session).run(self.sessions[self.key(session)].last_run)
 
+    def notice(self, session: str, text: str) -> None:
+        """Something said that starts nothing."""
+        command = PostMessage(
+            origin=self.origin("agent:x"),
+            message_id=f"n{self.seq + 1}",
+            author="agent:x",
+            kind="notice",
+            content=(Part(text=text),),
+            specs=SPECS,
+            opens=Opens(),
+        )
+        self.do(session, command)
+
     def act(self, session: str, *, author: str = "user:ann", arguments: str = '{"a":1}') -> int:
         """A person calls a tool: the number of the run."""
         call = ToolCall(id="action", name="add", arguments=arguments)
@@ -426,7 +439,7 @@ def _step(log: Log, rng: random.Random, name: str, session: Session, faults: boo
     if session.copying and rng.random() < 0.9:
         _copy(log, rng, name, session)
         return
-    match rng.randrange(25):
+    match rng.randrange(26):
         case 0:
             log.do(name, OpenSession(origin=log.origin(), opens=Opens(one_shot=rng.random() < 0.3)))
         case 1:
@@ -466,6 +479,8 @@ def _step(log: Log, rng: random.Random, name: str, session: Session, faults: boo
             begun = min([recorded.seq for recorded in log.events if recorded.event.key == log.key(name)])
             given: dict[str, object] = {"title": {"text": "Fork", "source": "client"}} if rng.random() < 0.3 else {}
             log.fork(f"f{len(log.entries)}", name, at=max(at, begun) if at else None, **given)
+        case 25 if rng.random() < 0.5:
+            log.notice(name, "by the way")
         case _ if run:
             _drive(log, rng, name, run)
         case _:

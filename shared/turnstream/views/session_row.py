@@ -109,18 +109,19 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     queue: str = "default"
     """Whose runners look after it."""
     plan: tuple[PlanItem, ...] = ()
+    plan_seq: int = 0
+    """The event that holds it."""
+    unshown_since: int = 0
+    """The first notice that no turn has shown, 0 for none: what begins next reaches back to it."""
     live: tuple[Live, ...] = ()
     startable: tuple[int, ...] = ()
-    """Those of them that may start now."""
+    """Those of them that may start now, and are not to end instead."""
     last_run: int = 0
     last_end: RunStatus | None = None
     last_author: str = ""
     """Whose message the run was for that ended last: who tries it again takes its place."""
     last_since: int = 0
     """Sequence from which on what that run was for was said."""
-    unshown_since: int = 0
-    plan_seq: int = 0
-    """As the session has both: a run that starts takes them over."""
     deleted: Gone | None = None
 
     @property
@@ -226,7 +227,9 @@ def with_runs(row: Row, session: Session, known: Mapping[int, tuple[Run, Live]])
         live=tuple(live),
         forked_from=session.forked_from,
         copying=session.copying,
-        startable=tuple([run.n for run in session.startable]),
+        startable=tuple([run.n for run in session.startable if not run.is_to_end]),
+        plan_seq=session.plan_seq,
+        unshown_since=session.unshown_since,
         children=session.children,
         unreported=session.unreported,
         queue=session.last_queue,
@@ -234,8 +237,6 @@ def with_runs(row: Row, session: Session, known: Mapping[int, tuple[Run, Live]])
         last_end=last.status if last else None,
         last_author=last.author if last else "",
         last_since=last.since if last else 0,
-        unshown_since=session.unshown_since,
-        plan_seq=session.plan_seq,
     )
 
 
@@ -314,14 +315,14 @@ def session_of(key: SessionKey, row: Row, live: tuple[Run, ...]) -> Session:
         key=key,
         seq=row.seq,
         opened_at=row.created_at,
-        unshown_since=row.unshown_since,
-        plan_seq=row.plan_seq,
         parent=row.parent,
         forked_from=row.forked_from,
         copying=row.copying,
         children=row.children,
         unreported=row.unreported,
         last_queue=row.queue,
+        plan_seq=row.plan_seq,
+        unshown_since=row.unshown_since,
         runs=live,
         last_run=row.last_run,
         last_ended=Ended(row.last_run, end, _UNREAD, (), row.last_author, row.last_since) if end else None,
