@@ -9,10 +9,12 @@ from tests.support.driving import Running, World, asks_once
 
 from turnstream.agents import Agent, Control, tool
 from turnstream.ids import derive
-from turnstream.session.commands import DeleteSession, ForkSession
+from turnstream.session.commands import CompactHistory, DeleteSession, ForkSession
 from turnstream.session.events import (
+    DELEGATE,
     Copied,
     ForkedFrom,
+    HistoryCompacted,
     Opens,
     Recorded,
     SessionForked,
@@ -189,6 +191,41 @@ async def test_a_run_that_waits_is_closed_with_what_it_asks() -> None:
     assert closed and closed.how == "ended"
     source = await loaded(world, "s1")
     assert [run.status for run in source.runs] == ["waiting"], "there it goes on"
+
+
+async def test_a_fork_of_a_run_that_has_delegated_leaves_its_sub_agents_alone() -> None:
+    order = ToolCall(id="d1", name=DELEGATE, arguments='{"brief": "help"}')
+    world = World(asks_once(order), agent=Agent(name="default", model="scripted", control=Control(delegate=True)))
+    await world.post()
+    await world.drive().outcome()
+    child = await read(world, "s1--1-1")
+    await fork(world)
+    assert await world.drive("f1").outcome() is Outcome.DONE
+    assert await world.drive("f1", work=2).outcome() is Outcome.DONE
+    assert await read(world, "s1--1-1") == child, "nobody calls it off"
+    assert not await world.log.last(world.key("f1--1-1")), "and there is no other"
+    await world.do(DeleteSession(origin=world.origin(), specs={}, mode="erase", active="cancel"), "f1")
+    assert await world.drive("f1", work=3).outcome() is Outcome.DONE
+    assert await read(world, "s1--1-1") == child, "nor does it go with the fork"
+    assert [run.status for run in (await loaded(world, "s1")).runs] == ["waiting"]
+
+
+async def test_what_is_summed_up_is_so_in_the_fork_whoever_copies_it() -> None:
+    world = World()
+    await talked(world)
+    end = next(recorded.seq for recorded in await read(world, "s1") if recorded.event.type == "run.ended")
+    await world.do(CompactHistory(origin=world.origin(), through=end, summary="They greeted."))
+    before = len(await read(world, "s1"))
+    for at in (1, before - 1, before):  # it is copied by whom began, by whom has copied all but it, and by another
+        here = World(shares=world)
+        await fork(here, session=f"f{at}x")
+        fatal = Fatal(here, at, stored=True)
+        await fatal.strike(here.drive(f"f{at}x", work=1))
+        assert await here.drive(f"f{at}x", work=2).outcome() is Outcome.DONE
+        copies = await read(here, f"f{at}x")
+        (there,) = [copy.seq for copy in copies if copy.event.copied and copy.event.copied.seq == end]
+        (summary,) = [copy.event.data for copy in copies if isinstance(copy.event.data, HistoryCompacted)]
+        assert summary.through == there
 
 
 async def test_what_lies_in_the_object_store_is_the_fork_s_own() -> None:
