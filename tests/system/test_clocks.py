@@ -73,7 +73,7 @@ def millis(date: str) -> int:
 async def test_s60_order_and_durations_are_the_brokers(astray: Deployment, session: str) -> None:
     one, two = astray.apis
     began = time.time() * 1000
-    await opened(one, session, policy={"on_busy": "queue"})
+    await opened(one, session, policy={"on_busy": "queue", "titles": "derived"})
     runs: list[str] = []
     async with following(session, two.url) as follower:
         for n in range(6):
