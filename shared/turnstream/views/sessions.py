@@ -195,21 +195,8 @@ async def unsettled_before(
 ) -> list[Unsettled]:
     """Sessions that nothing has happened in since this time, and that have something to do with others, in the order of
     (time, key) behind `after`. Raises `ViewsError`."""
-
-    async def work(reader: Reader) -> list[Unsettled]:
-        sessions = table(reader.generation)
-        at, key = sessions.c.unsettled_at, sessions.c.key
-        statement = (
-            select(sessions.c.account, sessions.c.session, sessions.c.body)
-            .where(sql("unsettled_at IS NOT NULL"), at < before)
-            .where((at > after[0]) | ((at == after[0]) & (key > after[1])))
-            .order_by(at, key)
-            .limit(limit)
-        )
-        rows = await reader.rows(statement)
-        return [Unsettled(SessionKey(row.account, row.session), parse(row.body)) for row in rows]
-
-    return await db.read(work)
+    rows = await _before(db, "unsettled_at", "unsettled_at IS NOT NULL", before, after, limit)
+    return [Unsettled(key, row) for key, row in rows]
 
 
 async def one_shots_before(
@@ -217,20 +204,7 @@ async def one_shots_before(
 ) -> list[tuple[SessionKey, Row]]:
     """Sessions of one-shot runs that nothing has happened in since this time, in the order of (time, key) behind
     `after`. Raises `ViewsError`."""
-
-    async def work(reader: Reader) -> list[tuple[SessionKey, Row]]:
-        sessions = table(reader.generation)
-        at, key = sessions.c.updated_at, sessions.c.key
-        statement = (
-            select(sessions.c.account, sessions.c.session, sessions.c.body)
-            .where(sql("listed = 0 AND deleted_at IS NULL"), at < before)
-            .where((at > after[0]) | ((at == after[0]) & (key > after[1])))
-            .order_by(at, key)
-            .limit(limit)
-        )
-        return [(SessionKey(row.account, row.session), parse(row.body)) for row in await reader.rows(statement)]
-
-    return await db.read(work)
+    return await _before(db, "updated_at", "listed = 0 AND deleted_at IS NULL", before, after, limit)
 
 
 class Unfinished(msgspec.Struct, frozen=True):
@@ -246,19 +220,27 @@ async def deleted_before(
 ) -> list[Unfinished]:
     """Sessions that were deleted before this time and of which something is left, in the order of (time, key) behind
     `after`. Raises `ViewsError`."""
+    rows = await _before(db, "deleted_at", "deleted_at IS NOT NULL", before, after, limit)
+    return [Unfinished(key, row, row.deleted) for key, row in rows if row.deleted]
 
-    async def work(reader: Reader) -> list[Unfinished]:
+
+async def _before(
+    db: Database, column: str, which: str, before: int, after: tuple[int, str], limit: int
+) -> list[tuple[SessionKey, Row]]:
+    """Of these sessions those with a time in this column that is over, in the order of (time, key) behind `after`.
+    `which` is SQL that an index has."""
+
+    async def work(reader: Reader) -> list[tuple[SessionKey, Row]]:
         sessions = table(reader.generation)
-        at, key = sessions.c.deleted_at, sessions.c.key
+        at, key = sessions.c[column], sessions.c.key
         statement = (
             select(sessions.c.account, sessions.c.session, sessions.c.body)
-            .where(sql("deleted_at IS NOT NULL"), at < before)
+            .where(sql(which), at < before)
             .where((at > after[0]) | ((at == after[0]) & (key > after[1])))
             .order_by(at, key)
             .limit(limit)
         )
-        rows = [(SessionKey(row.account, row.session), parse(row.body)) for row in await reader.rows(statement)]
-        return [Unfinished(key, row, row.deleted) for key, row in rows if row.deleted]
+        return [(SessionKey(row.account, row.session), parse(row.body)) for row in await reader.rows(statement)]
 
     return await db.read(work)
 
