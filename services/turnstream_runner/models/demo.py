@@ -86,7 +86,7 @@ class _Turn:
     """The last message, its replies so far, and what came before."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
-        last = max((i for i in range(len(messages)) if _is_prompt(messages, i)), default=-1)
+        last = next((i for i in reversed(range(len(messages))) if _is_prompt(messages, i)), -1)
         prompt = messages[last] if last >= 0 else None
         self.prompt = prompt.text if isinstance(prompt, UserMessage) else ""
         self.attachments = [one.name for one in prompt.attachments] if isinstance(prompt, UserMessage) else []
@@ -194,7 +194,8 @@ def _check_messages(messages: Sequence[Message]) -> None:
         if waiting:
             raise ModelError(f"the demo provider was sent no result of {waiting[0][:64]!r}")
         if isinstance(message, AssistantMessage):
-            waiting = [call.id for call in message.tool_calls]
+            if message.tool_calls:
+                waiting = [call.id for call in message.tool_calls]
         elif not message.text.strip() and not message.attachments:
             raise ModelError("the demo provider was sent an empty message")
     if waiting:
@@ -354,14 +355,12 @@ def _words(text: str) -> list[str]:
 def _usage(request: ModelRequest, text: str, reasoning: str, calls: Iterable[ToolCall]) -> Usage:
     asked = sum(_tokens(call.name) + _tokens(call.arguments) for call in calls)
     thought = _tokens(reasoning)
-    # A long session has many messages: only what is not ASCII is encoded to be counted.
-    sizes = [
-        len(text) if text.isascii() else len(text.encode(errors="replace")) for text in map(_TEXT, request.messages)
-    ]
-    sent = sum([(size + 3) // 4 for size in sizes]) + _tokens(request.instructions)
-    sent += sum(_tokens(shown.text or "") for shown in request.shown)
+    # A long session has many messages.
+    sent = _tokens("".join([*map(_TEXT, request.messages), *[shown.text or "" for shown in request.shown]]))
+    sent += _tokens(request.instructions)
     return Usage(input_tokens=sent, output_tokens=_tokens(text) + thought + asked, reasoning_tokens=thought)
 
 
 def _tokens(text: str) -> int:
-    return (len(text.encode(errors="replace")) + 3) // 4
+    size = len(text) if text.isascii() else len(text.encode(errors="replace"))
+    return (size + 3) // 4

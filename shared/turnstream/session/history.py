@@ -11,7 +11,7 @@ stays. Where the window begins is said in `window.py`; what was summed up (`hist
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 import msgspec
 
@@ -130,6 +130,14 @@ def summed_up(
     return through, (*front, *(message for part in parts if part.key <= through for message in part.messages))
 
 
+class _How(NamedTuple):
+    """What decides on what another turn shows."""
+
+    turns: Literal["all", "completed"]
+    tools: Tools
+    inner: int
+
+
 class _Draft:
     def __init__(self, session: Session, policy: Policy, run: int | None, wanted: Needs) -> None:
         self._session = session
@@ -151,8 +159,10 @@ class _Draft:
         if isinstance(summary, HistoryCompacted):
             self.summary = [UserMessage(frame("summary", summary.summary))]
         begun = {other.n: other.since for other in self._session.runs}
+        how = _How(policy.history_turns, policy.history_tools, self._cut.inner)
         shown = [
-            self._shown(turn, begun)
+            # A long session has many turns, and nearly all of them have ended.
+            cast("_Part", turn.shown[1]) if turn.shown and turn.shown[0] == how else _shown(turn, how, begun)
             for n, turn in story.turns.items()
             if n != run and (wanted.turns is None or n in wanted.turns)
         ]
@@ -164,23 +174,6 @@ class _Draft:
             tools = "full" if policy.history_tools == "full" else "bounded"
             seen = [_group(0, [*own.window])] if own.window else []
             self.own = _part(self.own.key, [*seen, *_groups(own, tools, self._cut.inner)])
-
-    def _shown(self, turn: Turn, begun: Mapping[int, int]) -> _Part:
-        """What another turn shows. Of one that has ended it is remembered."""
-        policy, inner = self._policy, self._cut.inner
-        how = (policy.history_turns, policy.history_tools, inner)
-        if turn.shown and turn.shown[0] == how:
-            return cast("_Part", turn.shown[1])
-        if _is_void(turn):
-            groups: Iterable[_Group] = ()
-        elif policy.history_turns == "completed":
-            groups = _pair(turn)
-        else:
-            groups = _groups(turn, policy.history_tools, inner)
-        part = _part(turn.ended or begun.get(turn.n, turn.began), groups)
-        if turn.end:
-            turn.shown = how, part
-        return part
 
     def view(self, fixed: int = 0) -> View:
         """Everything that was taken."""
@@ -252,6 +245,20 @@ class _Draft:
     @property
     def _now(self) -> Run | None:
         return self._session.run(self._run) if self._run is not None else None
+
+
+def _shown(turn: Turn, how: _How, begun: Mapping[int, int]) -> _Part:
+    """What another turn shows. Of one that has ended it is remembered."""
+    if _is_void(turn):
+        groups: Iterable[_Group] = ()
+    elif how.turns == "completed":
+        groups = _pair(turn)
+    else:
+        groups = _groups(turn, how.tools, how.inner)
+    part = _part(turn.ended or begun.get(turn.n, turn.began), groups)
+    if turn.end:
+        turn.shown = how, part
+    return part
 
 
 def _part(key: int, groups: Iterable[_Group]) -> _Part:

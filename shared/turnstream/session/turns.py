@@ -27,15 +27,17 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
 
 
 class Turns(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """In the order of their ends."""
+    """In the order of their ends. `size`: bytes of all of them."""
 
     packed: tuple[bytes, ...] = ()
     last: tuple[Turn, ...] = ()
+    size: int = 0
 
     def add(self, turn: Turn) -> "Turns":
+        size = self.size + turn.size
         if len(self.last) < BLOCK:
-            return Turns(self.packed, (*self.last, turn))
-        return Turns((*self.packed, _pack(self.last)), (turn,))
+            return Turns(self.packed, (*self.last, turn), size)
+        return Turns((*self.packed, _pack(self.last)), (turn,), size)
 
     def __iter__(self) -> Iterator[Turn]:
         return chain(chain.from_iterable(map(_unpack, self.packed)), self.last)

@@ -128,6 +128,8 @@ def _cut(session: Session, run: Run | None, policy: Policy, budget: Budget | Non
 def _within_bytes(session: Session, run: Run | None, since: int, limit: int) -> int:
     """Where a window begins that begins at `since`, or so much later that it has half of the limit."""
     size, half = run.size if run else 0, session.seq + 1
+    if size + session.turn_blocks.size <= limit:
+        return since
     for turn in turns_since(session, since):
         size += turn.size
         if size > limit:
