@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from turnstream.session import answers
+from turnstream import schemas
 from turnstream.session.events import DELEGATE, Limits, ToolCall
 from turnstream_runner.models.port import ToolSpec
 from turnstream_runner.unicode import fit
@@ -62,6 +62,6 @@ def order_of(call: ToolCall) -> Order:
         raise ValueError("brief: is empty")
     if order.timeout is not None and not 0 < order.timeout <= TIMEOUT_MAX:
         raise ValueError(f"timeout: more than 0 and at most {TIMEOUT_MAX} seconds")
-    if order.schema is not None and (fault := answers.fault_of(order.schema)):
+    if order.schema is not None and (fault := schemas.fault_of(order.schema)):
         raise ValueError(f"schema: {fault}")
     return order

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from turnstream import schemas
 from turnstream.session import answers
 from turnstream.session.errors import Rejected
 from turnstream.session.events import (
@@ -77,7 +78,7 @@ def question(call: ToolCall, request: str) -> Ask:
     choices = tuple([choice.strip() for choice in asked.choices])  # as a message that answers is taken
     if len(choices) > CHOICES_MAX or not all(choices):
         raise ValueError(f"choices: {CHOICES_MAX} at most, and none is blank")
-    if asked.schema is not None and (fault := answers.fault_of(asked.schema)):
+    if asked.schema is not None and (fault := schemas.fault_of(asked.schema)):
         raise ValueError(f"schema: {fault}")
     for choice in choices:
         _check("choices", choice, asked, choices)

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from turnstream import schemas
 from turnstream.agents import Agent, Agents, AgentsError, Fault, load
-from turnstream.session import answers
 from turnstream.session.errors import Rejected
 from turnstream.session.events import UPDATE_PLAN, PolicyData, Spec
 from turnstream.session.policy import merged, parse_policy
@@ -58,10 +58,9 @@ def specs_of(settings: Settings, known: Iterable[Agent]) -> dict[str, Spec]:
 def tools_of(known: Agents) -> dict[str, dict[str, str]]:
     """By agent: the tools that a person may call by himself, each with the JSON Schema of its arguments as text, empty
     where it cannot be held against it here (then the tool itself says what does not fit)."""
-    schemas = {name: msgspec.json.encode(tool.schema).decode() for name, tool in known.tools.items()}
-    schemas = {name: schema if answers.is_readable(schema) else "" for name, schema in schemas.items()}
+    texts = {name: msgspec.json.encode(tool.schema).decode() for name, tool in known.tools.items()}
+    texts = {name: text if schemas.is_readable(text) else "" for name, text in texts.items()}
     return {
-        agent.name: {name: schemas[name] for name in agent.tool_names}
-        | ({UPDATE_PLAN: ""} if agent.control.plan else {})
+        agent.name: {name: texts[name] for name in agent.tool_names} | ({UPDATE_PLAN: ""} if agent.control.plan else {})
         for agent in known
     }

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
-from turnstream.session.answers import COSTLY_MAX, DEPTH_MAX, KEYWORDS_MAX, SCHEMA_MAX, check, fault_of, read, read_json
+from turnstream.schemas import COSTLY_MAX, DEPTH_MAX, KEYWORDS_MAX, SCHEMA_MAX, fault_of
+from turnstream.session.answers import check, read, read_json
 from turnstream.session.errors import Rejected
 
 

@@ -13,6 +13,7 @@ from typing import assert_never
 
 import msgspec
 
+from turnstream import schemas
 from turnstream.session import answers, forking, routing
 from turnstream.session.commands import (
     Act,
@@ -627,7 +628,7 @@ def _wait(session: Session, run: Run, waiting: RunWaiting) -> None:
     if any(asked[ask.call_id].asks != ask.kind for ask in waiting.requests):
         raise Rejected("invalid", "requests: of the kind that the call asks for", field="requests")
     for ask in waiting.requests:
-        if ask.schema is not None and (fault := answers.fault_of(ask.schema)):
+        if ask.schema is not None and (fault := schemas.fault_of(ask.schema)):
             raise Rejected("invalid", f"requests: {ask.request}: {fault}", field="requests")
 
 
