@@ -8,10 +8,11 @@ another. Nothing is half loaded: every fault of every source is said at once.
 import importlib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
+import msgspec
 from pydantic import ValidationError
 
 from turnstream.agents import builtin
@@ -27,11 +28,36 @@ FILE_MAX = 1 << 20
 FORMATS = (".toml", ".json")
 
 
-class Agents:
-    """Every agent and tool that one process knows. Iterates over the agents by name."""
+class Source(msgspec.Struct, frozen=True):
+    """Where an agent is defined: in a file of this name, in a module, or here (`built-in`)."""
 
-    def __init__(self, agents: Mapping[str, Agent], tools: Mapping[str, AnyTool]) -> None:
+    kind: Literal["file", "module", "built-in"]
+    name: str = ""
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "file":
+                return self.name
+            case "module":
+                return f"module {self.name}"
+            case "built-in":
+                return "settings"
+
+
+BUILT_IN = Source("built-in")
+
+
+class Agents:
+    """Every agent and tool that one process knows by itself. Iterates over the agents by name."""
+
+    def __init__(
+        self,
+        agents: Mapping[str, Agent],
+        tools: Mapping[str, AnyTool],
+        sources: Mapping[str, Source] | None = None,
+    ) -> None:
         self._agents = dict(sorted(agents.items()))
+        self._sources = dict(sources or {})
         self.tools: Mapping[str, AnyTool] = dict(tools)
 
     def __iter__(self) -> Iterator[Agent]:
@@ -39,6 +65,10 @@ class Agents:
 
     def __len__(self) -> int:
         return len(self._agents)
+
+    def source(self, name: str) -> Source:
+        """Where an agent of this name that is known is defined."""
+        return self._sources.get(name, BUILT_IN)
 
     def get(self, name: str, digest: str | None = None) -> Agent | None:
         """The agent of this name; with `digest`, only if it is the very one that a run has pinned."""
@@ -63,7 +93,7 @@ def load(
     found.check(models or {})
     if found.faults:
         raise AgentsError(found.faults)
-    return Agents(found.agents, found.tools)
+    return Agents(found.agents, found.tools, found.sources)
 
 
 class _Found:
@@ -71,11 +101,12 @@ class _Found:
         self.agents: dict[str, Agent] = {}
         self.tools: dict[str, AnyTool] = {}
         self.faults: list[Fault] = []
-        self._source: dict[str, str] = {}
+        self.sources: dict[str, Source] = {}
         self._tool_source: dict[str, str] = {}
 
     def take_module(self, name: str) -> None:
-        where = f"module {name}"
+        source = Source("module", name)
+        where = str(source)
         try:
             module = importlib.import_module(name)
         except AgentsError as error:
@@ -87,7 +118,7 @@ class _Found:
         else:
             for value in cast(dict[str, object], vars(module)).values():
                 if isinstance(value, Agent):
-                    self._add_agent(where, value)
+                    self._add_agent(source, value)
                 elif isinstance(value, Tool):
                     self._add_tool(where, cast(AnyTool, value))
 
@@ -101,17 +132,19 @@ class _Found:
 
     def _take_file(self, file: Path) -> None:
         try:
-            self._add_agent(file.name, define(file.name, {"name": file.stem, **_parse(file)}))
+            agent = define(file.name, {"name": file.stem, **parse(file)})
+            self._add_agent(Source("file", file.name), agent)
         except AgentsError as error:
             self.faults += error.faults
 
-    def _add_agent(self, where: str, agent: Agent) -> None:
+    def _add_agent(self, source: Source, agent: Agent) -> None:
+        where = str(source)
         for tool in agent.own_tools:
             self._add_tool(f"{where}: agent {agent.name}", tool)
         known = self.agents.setdefault(agent.name, agent)
-        source = self._source.setdefault(agent.name, where)
+        first = self.sources.setdefault(agent.name, source)
         if known is not agent:
-            self.faults.append(Fault(where, "name", f"agent {agent.name!r} is defined in {source} already"))
+            self.faults.append(Fault(where, "name", f"agent {agent.name!r} is defined in {first} already"))
 
     def _add_tool(self, where: str, tool: AnyTool) -> None:
         known = self.tools.setdefault(tool.name, tool)
@@ -131,30 +164,36 @@ class _Found:
             control=Control(ask_user=True, delegate=True, plan=True),
         )
         self.agents.setdefault(DEFAULT_AGENT, default)
-        self._source.setdefault(DEFAULT_AGENT, "settings")
+        self.sources.setdefault(DEFAULT_AGENT, BUILT_IN)
 
     def check(self, models: Mapping[str, ModelSettings]) -> None:
-        """What only holds between definitions: that each tool and model is there."""
+        """What only holds between definitions."""
         for name, agent in self.agents.items():
-            where = self._source[name]
-            try:
-                lookup(agent.model, models)
-            except LookupError as error:
-                self.faults.append(Fault(where, "model", str(error)))
-            model = models.get(agent.model)
-            if agent.limits.max_cost is not None and not (model and model.has_prices):
-                what = f"model {agent.model!r} has no prices: they are settings of a logical model"
-                self.faults.append(Fault(where, "limits.max_cost", what))
-            for i, tool in enumerate(agent.tool_names):
-                if tool in RESERVED:
-                    what = f"{tool!r} is not named here; say `control = {{{RESERVED[tool][0]} = true}}`"
-                    self.faults.append(Fault(where, f"tools.{i}", what))
-                elif tool not in self.tools:
-                    known = ", ".join(sorted(self.tools))
-                    self.faults.append(Fault(where, f"tools.{i}", f"unknown tool {tool!r}; known: {known}"))
+            self.faults += check(str(self.sources[name]), agent, self.tools, models)
 
 
-def _parse(file: Path) -> Mapping[str, object]:
+def check(where: str, agent: Agent, tools: Collection[str], models: Mapping[str, ModelSettings]) -> Iterator[Fault]:
+    """What a definition names and is not there: each tool, the model, its prices. `tools` are those that are known,
+    `models` the logical model names."""
+    try:
+        lookup(agent.model, models)
+    except LookupError as error:
+        yield Fault(where, "model", str(error))
+    model = models.get(agent.model)
+    if agent.limits.max_cost is not None and not (model and model.has_prices):
+        what = f"model {agent.model!r} has no prices: they are settings of a logical model"
+        yield Fault(where, "limits.max_cost", what)
+    for i, tool in enumerate(agent.tool_names):
+        if tool in RESERVED:
+            what = f"{tool!r} is not named here; say `control = {{{RESERVED[tool][0]} = true}}`"
+            yield Fault(where, f"tools.{i}", what)
+        elif tool not in tools:
+            known = ", ".join(sorted(tools))
+            yield Fault(where, f"tools.{i}", f"unknown tool {tool!r}; known: {known}")
+
+
+def parse(file: Path) -> Mapping[str, object]:
+    """What a file says. Raises `AgentsError`."""
     try:
         with file.open("rb") as source:
             data = source.read(FILE_MAX + 1)
