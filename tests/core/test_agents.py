@@ -172,6 +172,9 @@ def test_a_digest_is_of_the_content() -> None:
         digest(policy={"on_busy": "queue"}),
         digest(durable=True),
         digest(limits={"max_same_denials": 4}),
+        digest(output={"type": "object"}),
+        digest(mcp={"time": {"command": ["time-server"]}}),
+        digest(graph={"nodes": {"a": {"type": "input"}}}),
     ]
     assert len({plain, *others}) == len(others) + 1
     assert plain == "307ada35f71d01c1e6371f032d3cd0f1", "a release must not change what agents are pinned by"
@@ -196,8 +199,8 @@ def test_every_fault_is_named_at_once_with_its_path(folder: Path) -> None:
             "params": {"temperature": 9, "top_k": 1},
             "limits": {"max_steps": 0, "max_tool_calls": "3", "timeout": -1, "max_cost": 0, "fuel": 2},
             "tools": ["add", "not a name", 3],
-            "mcp": {},
-            "graph": {},
+            "mcp": {"no server": {}},
+            "output": {"type": 3},
             "control": {"ask_user": 1, "delegate": 1, "fly": True},
             "approval": {"add": "sometimes"},
             "approval_timeout": 0,
@@ -223,8 +226,9 @@ def test_every_fault_is_named_at_once_with_its_path(folder: Path) -> None:
         "bad.json: approval_timeout: ",
         "bad.json: policy: ",
         "bad.json: durable: ",
-        "bad.json: graph: not available in this release",
-        "bad.json: mcp: not available in this release",
+        "bad.json: mcp.no server: string should match",
+        "bad.json: mcp.no server: either `url` or `command`",
+        "bad.json: output: is no schema",
         "bad.json: limits.max_cost: ",
         "bad.json: name: ",
         "bad.json: model: field required",
@@ -244,7 +248,7 @@ def test_every_fault_is_named_at_once_with_its_path(folder: Path) -> None:
         "list.json: is not an object",
     ):
         assert text.count(path) == 1, path
-    assert len(found) == 26
+    assert len(found) == 27
 
 
 @pytest.mark.parametrize("timeout", ["inf", "nan", "0", "1e300", "true", '"5"'])
@@ -252,14 +256,6 @@ def test_a_timeout_is_a_time(folder: Path, timeout: str) -> None:
     write(folder, a=f'model = "demo"\nlimits = {{timeout = {timeout}}}')
     [fault] = faults(folder=folder)
     assert fault.startswith("a.toml: limits.timeout: ")
-
-
-@pytest.mark.parametrize("field", ["mcp", "output", "graph"])
-def test_what_is_not_there_yet_is_refused_by_name(folder: Path, field: str) -> None:
-    write(folder, a={"model": "demo", field: True})
-    assert faults(folder=folder) == [f"a.json: {field}: not available in this release"]
-    with pytest.raises(ValidationError, match=f"{field}: not available in this release"):
-        Agent(name="a", model="demo", **{field: True})
 
 
 def test_only_calls_of_its_own_tools_are_an_agent_s_to_have_approved(folder: Path) -> None:

@@ -11,10 +11,14 @@ runner.
     support = Agent(name="support", model="openai:gpt-5-mini", instructions="Be brief.", tools=[weather])
 """
 
-from turnstream.agents.definition import Agent, Control, Limits, Params
+from turnstream.agents.check import check
+from turnstream.agents.definition import Agent, define
 from turnstream.agents.errors import AgentsError, Fault
+from turnstream.agents.graph import Graph
 from turnstream.agents.load import Agents, load
+from turnstream.agents.mcp import McpServer
 from turnstream.agents.models import context_of, lookup
+from turnstream.agents.terms import Control, Limits, Params
 from turnstream.agents.tool import Tool, ToolContext, ToolError, tool
 
 __all__ = [
@@ -23,12 +27,16 @@ __all__ = [
     "AgentsError",
     "Control",
     "Fault",
+    "Graph",
     "Limits",
+    "McpServer",
     "Params",
     "Tool",
     "ToolContext",
     "ToolError",
+    "check",
     "context_of",
+    "define",
     "load",
     "lookup",
     "tool",

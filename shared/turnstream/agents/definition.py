@@ -6,38 +6,35 @@ write them; the pinned form has milliseconds.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Final, Literal, cast
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    PositiveInt,
-    StringConstraints,
-    ValidationError,
-    ValidationInfo,
-    field_serializer,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, PlainValidator, ValidationError, ValidationInfo, field_serializer, field_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from turnstream.agents.errors import AgentsError, Fault
+from turnstream.agents.graph import Graph, WholeGraph
+from turnstream.agents.mcp import SEPARATOR, McpServer, ServerName
+from turnstream.agents.nodes import TYPES, LlmNode, McpNode, Node, asks_model
+from turnstream.agents.terms import (
+    COST_UNIT,
+    Control,
+    Definition,
+    Limits,
+    Name,
+    Params,
+    Place,
+    Schema,
+    Seconds,
+    refusal,
+)
 from turnstream.agents.tool import NAME as TOOL_NAME
 from turnstream.agents.tool import Tool
-from turnstream.ids import NAME, digest
+from turnstream.ids import digest
 
-LATER: Final = frozenset({"mcp", "output", "graph"})
-"""Fields of an agent that are known and not there yet."""
-COST_UNIT: Final = 1_000_000
-"""What a run's costs are counted in, parts of the currency."""
-NOT_AVAILABLE: Final = "not available in this release"
-
-Name = Annotated[str, StringConstraints(pattern=f"^{NAME.pattern}$")]
 AnyTool = Tool[..., object]
+_NO_MODEL: Final = "no_model"
 
 
 def _tool_or_name(value: object) -> str | AnyTool:
@@ -48,82 +45,33 @@ def _tool_or_name(value: object) -> str | AnyTool:
     raise PydanticCustomError("tool", "neither the name of a tool nor a tool")
 
 
-class _Definition(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+class Agent(Definition):
+    """Who answers. `tools` are names of registered tools, or the tools themselves; `mcp` are servers that bring more,
+    by the names that they have here. `output` is a JSON Schema that the final answer has to fit. With a `graph` it is
+    the graph that answers, and the rest is what its nodes use unless they say otherwise.
 
-
-def _refuse(data: object, later: frozenset[str]) -> object:
-    if isinstance(data, Mapping) and (found := sorted(later & cast(Mapping[str, object], data).keys())):
-        raise PydanticCustomError("later", "{fields}: " + NOT_AVAILABLE, {"fields": ", ".join(found)})
-    return cast(object, data)
-
-
-class Params(_Definition):
-    """How the model is asked. What is absent is left to the provider."""
-
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    max_tokens: PositiveInt | None = None
-    """Of one model call."""
-    seed: int | None = None
-    stop: Sequence[str] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    parallel_tool_calls: bool | None = None
-
-    def given(self) -> dict[str, object]:
-        return self.model_dump(exclude_none=True)
-
-
-class Control(_Definition):
-    """What the model may do besides calling tools: ask a person (`conversation_ask_user`), have another agent do
-    something (`delegate`), keep a checklist (`update_plan`)."""
-
-    ask_user: bool = False
-    delegate: bool = False
-    plan: bool = False
-
-
-class Limits(_Definition):
-    """What one run may use. `timeout` is in seconds, from the run's first start; `max_cost` is in the currency that the
-    models' prices are in. `max_same_calls` calls of one tool with the same arguments end a run, and so do
-    `max_same_denials` denials of them."""
-
-    max_steps: PositiveInt = 32
-    max_model_calls: PositiveInt = 32
-    max_tool_calls: Annotated[int, Field(ge=0)] = 64
-    max_tokens: PositiveInt | None = None
-    timeout: Annotated[float, Field(gt=0, le=366 * 86_400)] = 600.0
-    max_cost: Annotated[float, Field(ge=1 / COST_UNIT, le=1e9)] | None = None
-    max_same_calls: Annotated[int, Field(ge=2)] = 5
-    max_same_denials: Annotated[int, Field(ge=2)] = 3
-
-
-class Agent(_Definition):
-    """Who answers. `tools` are names of registered tools, or the tools themselves. `approval` says of a tool whether a
-    person has to approve its calls, in place of what the tool itself says; one that nobody decides on within
-    `approval_timeout` seconds is denied. `policy` holds fields of a session's policy. A `durable` agent's runs go on
-    after a crash under the policy `recovery = "durable"`."""
+    `approval` says of a tool whether a person has to approve its calls, in place of what the tool itself says; a
+    server's tool is `<server>__<tool>`. One that nobody decides on within `approval_timeout` seconds is denied.
+    `policy` holds fields of a session's policy. A `durable` agent's runs go on after a crash under the policy
+    `recovery = "durable"`."""
 
     name: Name
     description: str = ""
-    model: Annotated[str, StringConstraints(min_length=1)]
+    model: str = ""
+    """Only an agent whose graph asks no model, or names one wherever it does, has none."""
     instructions: str = ""
     params: Params = Params()
     tools: Sequence[Annotated[str | AnyTool, PlainValidator(_tool_or_name)]] = ()
+    mcp: Mapping[ServerName, McpServer] = {}
     control: Control = Control()
+    output: Schema | None = None
+    graph: Annotated[WholeGraph | None, Field(validate_default=True)] = None
     approval: Mapping[str, Literal["always", "never"]] = {}
-    approval_timeout: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
+    approval_timeout: Seconds | None = None
     policy: Mapping[str, object] = {}
     durable: bool = False
     limits: Limits = Limits()
     queue: Name = "default"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_later(cls, data: object) -> object:
-        return _refuse(data, LATER)
 
     @field_validator("tools")
     @classmethod
@@ -133,11 +81,34 @@ class Agent(_Definition):
             raise PydanticCustomError("twice", "named twice: {names}", {"names": ", ".join(twice)})
         return tuple(tools)
 
+    @field_validator("graph")
+    @classmethod
+    def _has_what_it_uses(cls, graph: Graph | None, info: ValidationInfo) -> Graph | None:
+        model, servers = info.data.get("model"), cast("Mapping[str, McpServer] | None", info.data.get("mcp"))
+        if graph is None:
+            if model == "":
+                raise PydanticCustomError(_NO_MODEL, "model: field required")
+            return None
+        faults: list[tuple[Place, str]] = []
+        for place, node in graph.walk():
+            if model == "" and asks_model(node) and node.model is None:
+                faults.append(((*place, "model"), "no model: neither the node nor the agent names one"))
+            if servers is not None:
+                faults += [((*place, *inner), message) for inner, message in _unknown_servers(node, servers)]
+        if faults:
+            raise refusal(faults)
+        return graph
+
     @field_validator("approval")
     @classmethod
     def _approves_own_tools(cls, approval: Mapping[str, str], info: ValidationInfo) -> Mapping[str, str]:
-        tools = cast("Sequence[str | AnyTool] | None", info.data.get("tools"))
-        if tools is not None and (unknown := sorted(set(approval) - {_name_of(tool) for tool in tools})):
+        if not {"tools", "mcp", "graph"} <= info.data.keys():
+            return approval  # what is wrong with these is said already
+        tools = {_name_of(tool) for tool in cast("Sequence[str | AnyTool]", info.data["tools"])}
+        graph, servers = cast("Graph | None", info.data["graph"]), cast("Mapping[str, McpServer]", info.data["mcp"])
+        tools |= {tool for _, tool in graph.tools()} if graph else set()
+        unknown = [name for name in sorted(approval) if name not in tools and not _is_of(name, servers)]
+        if unknown:
             raise PydanticCustomError("approval", "no tool of this agent: {names}", {"names": ", ".join(unknown)})
         return approval
 
@@ -154,20 +125,28 @@ class Agent(_Definition):
         """The tools that were given as such, not by name."""
         return tuple(tool for tool in self.tools if isinstance(tool, Tool))
 
+    def topology(self) -> dict[str, object] | None:
+        """The graph as the core walks it, if there is one."""
+        return None if self.graph is None else self.graph.topology()
+
     @cached_property
     def digest(self) -> str:
         said = self.model_dump(mode="json", exclude_defaults=True)
         return digest(json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
 
+    @property
+    def version(self) -> str:
+        """What it is called where nobody gave it a version."""
+        return self.digest[:12]
+
     def pinned(self) -> dict[str, object]:
         """What a run pins when it is requested: the fields of `turnstream.session.events.Spec`, by its names and in its
         units, so that `msgspec.convert(agent.pinned(), Spec)` makes one."""
-        whole = self.digest
         limits = self.limits
         return {
             "agent": self.name,
-            "version": whole[:12],
-            "digest": whole,
+            "version": self.version,
+            "digest": self.digest,
             "model": self.model,
             "queue": self.queue,
             "limits": {
@@ -186,16 +165,10 @@ class Agent(_Definition):
 
 def define(where: str, data: Mapping[str, object]) -> Agent:
     """The agent that `data` says. Raises `AgentsError` with every fault in it."""
-    rest = dict(data)
-    faults = [Fault(where, field, NOT_AVAILABLE) for field in sorted(LATER & rest.keys())]
-    rest = {name: value for name, value in rest.items() if name not in LATER}
     try:
-        agent = Agent.model_validate(rest)
+        return Agent.model_validate(data)
     except ValidationError as error:
-        raise AgentsError([*faults, *faults_of(where, error)]) from None
-    if faults:
-        raise AgentsError(faults)
-    return agent
+        raise AgentsError(faults_of(where, error)) from None
 
 
 def faults_of(where: str, error: ValidationError) -> list[Fault]:
@@ -203,12 +176,53 @@ def faults_of(where: str, error: ValidationError) -> list[Fault]:
 
 
 def _fault(where: str, detail: ErrorDetails) -> Fault:
-    path = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] == "extra_forbidden":
-        return Fault(where, path, "unknown field")
-    if detail["loc"][:1] == ("approval",) and detail["type"] != "approval":
-        return Fault(where, path, """say it of each tool: `approval = {add = "always"}`, or "never\"""")
-    return Fault(where, path, detail["msg"][:1].lower() + detail["msg"][1:])
+    path = ".".join(str(part) for part in _path(detail["loc"]))
+    match detail["type"]:
+        case "extra_forbidden":
+            return Fault(where, path, "unknown field")
+        case "union_tag_not_found":
+            return Fault(where, f"{path}.type", f"field required, one of {', '.join(TYPES)}")
+        case "union_tag_invalid":
+            return Fault(where, f"{path}.type", f"unknown type of node; known: {', '.join(TYPES)}")
+        case kind if kind == _NO_MODEL:
+            return Fault(where, "model", "field required")
+        case kind if detail["loc"][:1] == ("approval",) and kind != "approval":
+            return Fault(where, path, """say it of each tool: `approval = {add = "always"}`, or "never\"""")
+        case _:
+            return Fault(where, path, detail["msg"][:1].lower() + detail["msg"][1:])
+
+
+def _path(loc: Place) -> Iterator[str | int]:
+    """As it is written: without what pydantic adds, the type of a node behind its id, and that it is about a key."""
+    inside = loc[:1] == ("graph",)
+    rest = list(reversed([part for part in loc if part != "[key]"]))
+    while rest:
+        yield (part := rest.pop())
+        if inside and part == "nodes" and rest:
+            yield rest.pop()
+            if rest and rest[-1] in TYPES:
+                rest.pop()
+            inside = bool(rest) and rest[-1] == "graph"
+
+
+def _unknown_servers(node: Node, servers: Mapping[str, McpServer]) -> Iterator[tuple[Place, str]]:
+    known = ", ".join(servers) or "none"
+    match node:
+        case LlmNode(mcp=names) if names:
+            for i, name in enumerate(names):
+                if name not in servers:
+                    yield ("mcp", i), f"unknown server {name!r}; the agent has {known}"
+        case McpNode(server=name) if name not in servers:
+            yield ("server",), f"unknown server {name!r}; the agent has {known}"
+        case McpNode(server=name, tool=tool) if not servers[name].may_use(tool):
+            yield ("tool",), f"{tool!r} is not among the tools of {name!r} that may be used"
+        case _:
+            pass
+
+
+def _is_of(name: str, servers: Mapping[str, McpServer]) -> bool:
+    server, _, tool = name.partition(SEPARATOR)
+    return server in servers and servers[server].may_use(tool)
 
 
 def _name_of(tool: str | AnyTool) -> str:

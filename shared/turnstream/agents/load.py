@@ -8,7 +8,7 @@ another. Nothing is half loaded: every fault of every source is said at once.
 import importlib
 import json
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, cast
 
@@ -16,10 +16,10 @@ import msgspec
 from pydantic import ValidationError
 
 from turnstream.agents import builtin
+from turnstream.agents.check import check
 from turnstream.agents.definition import Agent, AnyTool, Control, define, faults_of
 from turnstream.agents.errors import AgentsError, Fault
-from turnstream.agents.models import lookup
-from turnstream.agents.tool import RESERVED, Tool
+from turnstream.agents.tool import Tool
 from turnstream.ids import DEFAULT_AGENT
 from turnstream.settings import ModelSettings
 
@@ -74,6 +74,12 @@ class Agents:
         """The agent of this name; with `digest`, only if it is the very one that a run has pinned."""
         agent = self._agents.get(name)
         return agent if agent is None or digest is None or agent.digest == digest else None
+
+    def __contains__(self, ref: object) -> bool:
+        """Whether there is an agent as a graph names it, `name` or `name@version`."""
+        name, _, version = str(ref).partition("@")
+        agent = self._agents.get(name)
+        return agent is not None and version in ("", agent.version)
 
 
 def load(
@@ -168,28 +174,9 @@ class _Found:
 
     def check(self, models: Mapping[str, ModelSettings]) -> None:
         """What only holds between definitions."""
+        agents = Agents(self.agents, self.tools)
         for name, agent in self.agents.items():
-            self.faults += check(str(self.sources[name]), agent, self.tools, models)
-
-
-def check(where: str, agent: Agent, tools: Collection[str], models: Mapping[str, ModelSettings]) -> Iterator[Fault]:
-    """What a definition names and is not there: each tool, the model, its prices. `tools` are those that are known,
-    `models` the logical model names."""
-    try:
-        lookup(agent.model, models)
-    except LookupError as error:
-        yield Fault(where, "model", str(error))
-    model = models.get(agent.model)
-    if agent.limits.max_cost is not None and not (model and model.has_prices):
-        what = f"model {agent.model!r} has no prices: they are settings of a logical model"
-        yield Fault(where, "limits.max_cost", what)
-    for i, tool in enumerate(agent.tool_names):
-        if tool in RESERVED:
-            what = f"{tool!r} is not named here; say `control = {{{RESERVED[tool][0]} = true}}`"
-            yield Fault(where, f"tools.{i}", what)
-        elif tool not in tools:
-            known = ", ".join(sorted(tools))
-            yield Fault(where, f"tools.{i}", f"unknown tool {tool!r}; known: {known}")
+            self.faults += check(str(self.sources[name]), agent, self.tools, models, agents)
 
 
 def parse(file: Path) -> Mapping[str, object]:
