@@ -115,7 +115,7 @@ class Attempt:
         """None: nothing came of it, for the runner shut down before the call's turn, or the run is not this attempt's
         any more."""
         tools = self._role.tools
-        call = await self._ledger.call(effect.reply_seq, effect.call.id)
+        call = await self._ledger.call(effect.call)
         if call.name == UPDATE_PLAN and self._role.agent.control.plan:
             return await self._keep_checklist(effect, call)
         async with tools.turn(call.name, f"{self._ledger.key.account}/{self._ledger.key.run(effect.run)}"):
@@ -151,7 +151,7 @@ class Attempt:
         asked for. None: a child has ended meanwhile."""
         asks: list[Ask] = []
         for number, open_call in enumerate(effect.calls, effect.first):
-            call = await self._ledger.call(effect.reply_seq, open_call.id)
+            call = await self._ledger.call(open_call)
             if open_call.child:
                 child = self._ledger.session.child(effect.run, open_call.child)
                 if child is None:

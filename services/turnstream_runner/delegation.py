@@ -19,6 +19,7 @@ from turnstream.session.events import (
     Limits,
     MessageWithdrawn,
     ModelReplied,
+    NodeStarted,
     Opens,
     Parent,
     Part,
@@ -52,7 +53,7 @@ class Delegation:
 
     async def intend(self, effect: StartChild, run: Run) -> ChildStarted | ToolReturned:
         """The intent, or the error of a call that delegates nothing that can be done."""
-        call = await self._ledger.call(effect.reply_seq, effect.call.id)
+        call = await self._ledger.call(effect.call)
         key = self._ledger.key
         try:
             order = order_of(call)
@@ -194,9 +195,9 @@ class Delegation:
         since = run.requested_seq if run else self._ledger.session.before_end(child.run)
         for recorded in reversed(await self._ledger.events(since)):
             data = recorded.event.data
-            if isinstance(data, ModelReplied) and data.run == child.run:
-                for call in data.tool_calls:
-                    if call.id == child.call_id:
+            if isinstance(data, ModelReplied | NodeStarted) and data.run == child.run:
+                for call in data.tool_calls if isinstance(data, ModelReplied) else (data.call,):
+                    if call and call.id == child.call_id:
                         return order_of(call)
         return None
 

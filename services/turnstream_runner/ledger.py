@@ -23,6 +23,7 @@ from turnstream.session.events import (
     Event,
     Fact,
     ModelReplied,
+    NodeStarted,
     Recorded,
     RunRequested,
     RunWaiting,
@@ -47,6 +48,9 @@ TELL: Final = 30
 """Attempts between two warnings that it is not reached."""
 
 
+_Asking = ModelReplied | NodeStarted | RunRequested
+
+
 class Undrivable(Exception):
     """What is planned for the session is refused, again and again."""
 
@@ -66,7 +70,8 @@ class Ledger:
         self._events: list[Recorded] | None = None
         """The newest events without a gap, up to the last one that is known; None: not at hand."""
         self._requests: dict[int, Event] = {}
-        self._replies: dict[int, ModelReplied] = {}
+        self._asking: dict[int, _Asking] = {}
+        """What asks for calls, by sequence."""
         self._refused: dict[str, int] = {}
         self._watch: asyncio.Task[None] | None = None
 
@@ -98,8 +103,8 @@ class Ledger:
                 self._events.append(recorded)
             else:
                 self._events = None
-        if recorded and isinstance(recorded.event.data, ModelReplied):
-            self._replies[recorded.seq] = recorded.event.data
+        if recorded and isinstance(recorded.event.data, ModelReplied | NodeStarted):
+            self._asking[recorded.seq] = recorded.event.data
         self._take(handled.session)
         return recorded or True
 
@@ -167,16 +172,14 @@ class Ledger:
             self._requests[run.n] = (await self.at(run.requested_seq)).event
         return self._requests[run.n]
 
-    async def call(self, reply_seq: int, call_id: str) -> ToolCall:
-        """A call as the reply at this sequence asked for it, or the person who does it by himself."""
-        reply = self._replies.get(reply_seq)
-        if reply is None:
-            data = (await self.at(reply_seq)).event.data
-            if isinstance(data, RunRequested) and data.action:
-                return data.action
-            assert isinstance(data, ModelReplied)
-            reply = self._replies[reply_seq] = data
-        return next(call for call in reply.tool_calls if call.id == call_id)
+    async def call(self, call: Call) -> ToolCall:
+        """A call as the model asked for it, as a node makes it, or the person who does it by himself."""
+        data = self._asking.get(call.seq)
+        if data is None:
+            data = (await self.at(call.seq)).event.data
+            assert isinstance(data, ModelReplied | NodeStarted | RunRequested)
+            self._asking[call.seq] = data
+        return next(asked for asked in _calls(data) if asked.id == call.id)
 
     async def ask(self, run: int, call: Call) -> Ask:
         """What was asked for this call."""
@@ -243,6 +246,16 @@ class Ledger:
             self.session = session
             if self._events is not None and (not self._events or self._events[-1].seq != session.seq):
                 self._events = None  # they do not show what the session knows
+
+
+def _calls(data: _Asking) -> tuple[ToolCall, ...]:
+    match data:
+        case ModelReplied():
+            return data.tool_calls
+        case NodeStarted():
+            return (data.call,) if data.call else ()
+        case RunRequested():
+            return (data.action,) if data.action else ()
 
 
 async def persist(attempt: Callable[[], Awaitable[T]]) -> T:

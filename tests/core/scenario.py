@@ -87,6 +87,7 @@ from turnstream.session.events import (
     Wake,
 )
 from turnstream.session.fold import evolve
+from turnstream.session.graph import Graph
 from turnstream.session.plan import Drive, Effect, plan
 from turnstream.session.state import Session
 
@@ -460,8 +461,14 @@ class Outcome:
 
 
 class Given:
-    def __init__(self, session: Session) -> None:
+    """`graph`: what the run of the drive goes through."""
+
+    def __init__(self, session: Session, graph: Graph | None = None) -> None:
         self.session = session
+        self.graph = graph
+
+    def through(self, graph: Graph) -> "Given":
+        return Given(self.session, graph)
 
     def when(self, command: Command) -> Outcome:
         try:
@@ -470,7 +477,7 @@ class Given:
             return Outcome(self.session, refusal)
 
     def planned(self, drive: Drive | None = None, now: int = 0) -> tuple[Effect, ...]:
-        return plan(self.session, now, drive or DRIVE)
+        return plan(self.session, now, msgspec.structs.replace(drive or DRIVE, graph=self.graph))
 
 
 class _Drive(Drive, frozen=True, kw_only=True):

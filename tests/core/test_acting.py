@@ -70,7 +70,7 @@ def test_s44_an_action_is_a_run_of_its_own_by_whoever_does_it() -> None:
 def test_s44_it_calls_the_tool_and_ends_with_what_that_returns() -> None:
     at = given(opened(), acted(1), began(1))
     (call,) = at.planned()
-    assert isinstance(call, CallTool) and call.call.name == "add" and call.reply_seq == 20
+    assert isinstance(call, CallTool) and call.call.name == "add" and call.call.seq == 20
     back = given(opened(), acted(1), began(1), tool_started(1, "action"), returned(1, "action", output="2"))
     (end,) = back.planned()
     assert isinstance(end, End) and (end.status, end.answer_seq) == ("completed", 50)

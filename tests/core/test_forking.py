@@ -471,6 +471,7 @@ def test_a_fork_may_end_where_another_one_was_not_whole() -> None:
 SEQUENCES = {
     "seq",
     "since",
+    "begun",
     "end",
     "inner",
     "through",

@@ -80,10 +80,10 @@ def test_a_drive_calls_the_model_for_its_own_attempt() -> None:
 
 def test_the_calls_of_a_step_are_made_together() -> None:
     calling = given(*CALLING)
-    reply_seq = calling.session.seq
+    seq = calling.session.seq
     assert calling.planned() == (
-        CallTool(key="default/s1.1:1:a", run=1, attempt=1, step=1, call=call("a"), reply_seq=reply_seq),
-        CallTool(key="default/s1.1:1:b", run=1, attempt=1, step=1, call=call("b"), reply_seq=reply_seq),
+        CallTool(key="default/s1.1:1:a", run=1, attempt=1, step=1, call=call("a", seq=seq)),
+        CallTool(key="default/s1.1:1:b", run=1, attempt=1, step=1, call=call("b", seq=seq)),
     )
     begun = given(*CALLING, tool_started(1, "a"), returned(1, "b")).planned()
     assert [effect.key for effect in begun] == ["default/s1.1:1:a"], "what was begun is still planned by its own drive"

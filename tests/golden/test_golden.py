@@ -37,6 +37,8 @@ from turnstream.session.events import (
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
+    NodeFinished,
+    NodeStarted,
     OnMessageData,
     Opens,
     Parent,
@@ -376,6 +378,52 @@ FACTS: dict[str, Fact] = {
         call_id="c3",
     ),
     "plan.changed.empty": PlanChanged(items=(), run=2, attempt=1, call_id="c1"),
+    "plan.changed.node": PlanChanged(items=(), run=2, attempt=1, call_id="c1", node="draft", path="each[3].draft"),
+    "node.started": NodeStarted(
+        run=1,
+        attempt=2,
+        node="look",
+        path="look",
+        call=ToolCall(id="look", name="add", arguments='{"a":1}', asks="approval"),
+    ),
+    "node.started.items": NodeStarted(run=1, attempt=2, node="each", path="again[2].each", items=3),
+    "node.finished": NodeFinished(
+        run=1,
+        attempt=2,
+        node="draft",
+        path="each[3].draft",
+        output='{"mood":"blue"}',
+        json=True,
+        blob=Blob(name="default/s1/1.2.each.3.draft", size=600_000, sha256="ab" * 32),
+        note="the loop ended at its last iteration",
+        reasoning="because",
+        usage=Usage(input_tokens=3, output_tokens=4),
+        finish="stop",
+        model="demo",
+        duration=12,
+    ),
+    "node.finished.err": NodeFinished(run=1, attempt=2, node="look", path="look", port="err", error="no"),
+    "model.replied.node": ModelReplied(
+        run=1, attempt=2, step=1, node="draft", path="each[3].draft", content="[]", misfit="not an object"
+    ),
+    "tool.started.node": ToolStarted(run=1, attempt=2, call_id="look", node="look", path="look"),
+    "tool.returned.node": ToolReturned(
+        run=1, attempt=2, call_id="c1", node="draft", path="draft", status="ok", output="3"
+    ),
+    "child.started.node": ChildStarted(
+        run=1, attempt=2, call_id="poet", k=1, child_session="s1--1-1", spec=SPEC, node="poet", path="poet"
+    ),
+    "run.waiting.node": RunWaiting(
+        run=1,
+        attempt=2,
+        requests=(Ask(request="s1.1.q1", kind="question", call_id="sure", prompt="?", node="sure", path="sure"),),
+    ),
+    "message.posted.graph": MessagePosted(
+        message_id="m9",
+        author="user:ann",
+        content=(Part(text="hello"),),
+        starts=Starts(run=2, spec=msgspec.structs.replace(SPEC, graph=True, output={"type": "object"})),
+    ),
     "run.cancel_requested.disconnected": RunCancelRequested(run=1, by="system", error="client_disconnected"),
     "run.cancel_requested": RunCancelRequested(run=1, by="user:ann", reason="changed my mind"),
     "run.ended": RunEnded(

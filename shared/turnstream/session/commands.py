@@ -18,6 +18,8 @@ from turnstream.session.events import (
     Fact,
     ForkedFrom,
     ModelReplied,
+    NodeFinished,
+    NodeStarted,
     Opens,
     Part,
     PlanChanged,
@@ -43,6 +45,8 @@ RunFact = (
     | ToolReturned
     | ChildStarted
     | PlanChanged
+    | NodeStarted
+    | NodeFinished
     | RunSteered
     | RunWaiting
     | RunReleased

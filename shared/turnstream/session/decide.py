@@ -60,10 +60,13 @@ from turnstream.session.events import (
     UPDATE_PLAN,
     ChildStarted,
     Due,
+    Error,
     Fact,
     HistoryCompacted,
     MessageWithdrawn,
     ModelReplied,
+    NodeFinished,
+    NodeStarted,
     PlanChanged,
     RequestAnswered,
     RequestExpired,
@@ -83,7 +86,9 @@ from turnstream.session.events import (
     TitleSource,
     ToolReturned,
     ToolStarted,
+    ToolStatus,
 )
+from turnstream.session.graph import ERR
 from turnstream.session.limits import spent
 from turnstream.session.policy import merged, resolve
 from turnstream.session.state import (
@@ -533,8 +538,12 @@ def _record(command: RecordFact, session: Session) -> Decision:
                 raise no_edge(session, run, "tool.started")
         case ToolReturned():
             call = run.call(fact.call_id)
-            if call is None or run.status != "running" or not _may_return(run, call, fact):
+            if call is None or call.is_node or run.status != "running" or not _may_return(run, call, fact.status):
                 raise no_edge(session, run, f"tool.returned ({fact.status})")
+        case NodeStarted():
+            _begin_node(session, run, fact)
+        case NodeFinished():
+            _finish_node(session, run, fact)
         case RunSteered():
             takes = fact.message_ids and fact.message_ids == run.steering[: len(fact.message_ids)]
             if not takes or run.status != "running" or run.cancel or run.open_calls:
@@ -584,33 +593,57 @@ def _others(run: Run, queues: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _reply(session: Session, run: Run, replied: ModelReplied) -> None:
-    if run.status != "running" or run.cancel or run.open_calls or run.answered or replied.step != run.steps + 1:
+    steps = run.visit(replied.path).steps if replied.path else run.steps
+    over = run.visit(replied.path).port if replied.path else run.answered
+    goes_on = run.status == "running" and not run.cancel and not over
+    if not goes_on or run.calls_at(replied.path) or replied.step != steps + 1:
         raise no_edge(session, run, f"model.replied (step {replied.step})")
     ids = {call.id for call in replied.tool_calls}
-    if not ids or len(ids) < len(replied.tool_calls):
+    fits = ids or (replied.path and replied.misfit)
+    if not fits or len(ids) < len(replied.tool_calls) or any(map(run.call, ids)):
         message = "a reply that is not the last asks for tools, each call under an id of its own"
         raise Rejected("invalid", message, field="tool_calls")
 
 
-def _may_return(run: Run, call: Call, fact: ToolReturned) -> bool:
+def _begin_node(session: Session, run: Run, started: NodeStarted) -> None:
+    visit = run.visit(started.path)
+    first = not visit.begun and not visit.steps
+    goes_on = visit.begun and started.call is None and started.items == visit.items + 1
+    if run.status != "running" or run.cancel or visit.port or not (first or goes_on):
+        raise no_edge(session, run, f"node.started ({started.path})")
+    if started.call and started.call.id != started.path:
+        raise Rejected("invalid", "call: the call that a node is has its path as id", field="call")
+
+
+def _finish_node(session: Session, run: Run, finished: NodeFinished) -> None:
+    """A node that is a call finishes as the call returns; one whose model has asked for calls, once they have."""
+    visit, calls = run.visit(finished.path), run.calls_at(finished.path)
+    statuses: tuple[ToolStatus, ...] = ("error", "denied", "uncertain") if finished.port == ERR else ("ok",)
+    returns = all(call.is_node and any(_may_return(run, call, status) for status in statuses) for call in calls)
+    if run.status != "running" or run.cancel or visit.port or not returns:
+        raise no_edge(session, run, f"node.finished ({finished.path})")
+
+
+def _may_return(run: Run, call: Call, status: ToolStatus) -> bool:
     """A call that is in doubt is not known to have come out well; one that asks returns what was said to it."""
+    doubtful = 0 < call.started < run.attempt and status in ("ok", "error")
     match call.asks:
         case None:
-            return fact.status != "denied" and not (0 < call.started < run.attempt and fact.status in ("ok", "error"))
+            return status != "denied" and not doubtful
         case "question":
             if not call.request:  # a question that cannot be asked
-                return fact.status == "error"
-            return call.closed in ("answered", "expired") and fact.status in ("ok", "error")
+                return status == "error"
+            return call.closed in ("answered", "expired") and status in ("ok", "error")
         case "child":
             if not call.child:  # a child that cannot be made
-                return fact.status == "error"
-            return fact.status in ("ok", "error") and (call.closed == "returned" or not call.wait)
+                return status == "error"
+            return status in ("ok", "error") and (call.closed == "returned" or not call.wait)
         case "approval":
             if not call.request:
-                return fact.status == "error"
+                return status == "error"
             if call.closed == "approved":
-                return not (0 < call.started < run.attempt and fact.status in ("ok", "error"))
-            return call.closed in ("denied", "expired") and fact.status == "denied"
+                return not doubtful
+            return call.closed in ("denied", "expired") and status == "denied"
 
 
 def _wait(session: Session, run: Run, waiting: RunWaiting) -> None:
@@ -657,6 +690,9 @@ def _end(session: Session, run: Run, ended: RunEnded) -> RunEnded | ModelReplied
     if ended.status == "completed" and run.open_calls:
         raise no_edge(session, run, "run.ended (completed)")
     misfit = _misfit(session, run, ended)
+    if misfit and run.visits:  # a graph does not come to another answer
+        error = Error(code="model_error" if run.spec.output else "child_failed", message=misfit)
+        return ending(session, run, msgspec.structs.replace(ended, status="failed", error=error))
     if misfit or (ended.status == "completed" and run.steering):
         if run.answered:  # the answer is such a reply already
             raise no_edge(session, run, "run.ended (completed)")
@@ -681,14 +717,17 @@ def _end(session: Session, run: Run, ended: RunEnded) -> RunEnded | ModelReplied
 
 
 def _misfit(session: Session, run: Run, ended: RunEnded) -> str:
-    """Why the answer is none for whoever delegated the run, if so."""
+    """Why the answer is none for the agent, or for whoever delegated the run, if so."""
     parent = session.parent
-    if ended.status != "completed" or parent is None or parent.schema is None or run.n != 1:
+    ordered = parent.schema if parent and run.n == 1 else None
+    schemas = [schema for schema in (run.spec.output, ordered) if schema is not None]
+    if ended.status != "completed" or not schemas or run.trigger == "action":
         return ""
     if ended.blob:
         return f"it has {ended.blob.size} bytes, which is too much"
     try:
-        answers.read_json(ended.content, msgspec.json.encode(parent.schema).decode())
+        for schema in schemas:
+            answers.read_json(ended.content, msgspec.json.encode(schema).decode())
     except Rejected as refusal:
         return refusal.message
     return ""

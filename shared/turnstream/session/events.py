@@ -39,6 +39,8 @@ Failure = Literal[
     "context_overflow",
     "model_error",
     "empty_reply",
+    "multiple_outputs",
+    "no_route",
     "child_failed",
     "agent_not_found",
     "client_disconnected",
@@ -153,7 +155,8 @@ NO_POLICY = PolicyData()
 class Spec(Data, frozen=True, kw_only=True):
     """What a run carries out, pinned when it is requested. `digest` is the content hash of the agent's definition.
     `policy` is everything that was given for the run, by whomever; an agent's own before that. `durable`: what the
-    agent says of itself. `tools`: the only ones of the agent's that it may use; None: all."""
+    agent says of itself. `tools`: the only ones of the agent's that it may use; None: all. `graph`: it is carried out
+    node by node. `output`: a JSON Schema that its answer has to fit."""
 
     agent: str
     version: str
@@ -164,6 +167,8 @@ class Spec(Data, frozen=True, kw_only=True):
     policy: PolicyData = NO_POLICY
     durable: bool = False
     tools: tuple[str, ...] | None = None
+    graph: bool = False
+    output: dict[str, object] | None = None
 
 
 class Error(Data, frozen=True, kw_only=True):
@@ -220,6 +225,14 @@ class ToolCall(Data, frozen=True, kw_only=True):
     name: str
     arguments: str
     asks: Asks | None = None
+
+
+class Placed(Data, frozen=True, kw_only=True):
+    """Something that belongs to a node of a graph, if it does. `path` leads to the node: `draft`, or `each[3].draft`
+    where it is in the graph of another one; `node` is its end."""
+
+    node: str = ""
+    path: str = ""
 
 
 class Starts(Data, frozen=True, kw_only=True):
@@ -420,7 +433,7 @@ class RunSteered(Data, frozen=True, kw_only=True):
     message_ids: tuple[str, ...]
 
 
-class Ask(Data, frozen=True, kw_only=True):
+class Ask(Placed, frozen=True, kw_only=True):
     """What a run waits for. `request` is its id. `schema` is a JSON Schema (draft 2020-12) of the answer, `choices` are
     the only ones that do. `digest` is of the tool, its schema and the arguments that an approval is for. `expires_in`
     is in milliseconds from the event's broker time."""
@@ -459,9 +472,9 @@ class RequestExpired(Data, frozen=True, kw_only=True):
     request: str
 
 
-class ModelReplied(Data, frozen=True, kw_only=True):
+class ModelReplied(Placed, frozen=True, kw_only=True):
     """A step that is not the last: it asks for tools, or messages have come that the next one carries. `reasoning` is
-    portable text, for people."""
+    portable text, for people. Steps are counted in the run, or in the node."""
 
     run: int
     attempt: int
@@ -480,7 +493,7 @@ class ModelReplied(Data, frozen=True, kw_only=True):
     window: Window | None = None
 
 
-class ToolStarted(Data, frozen=True, kw_only=True):
+class ToolStarted(Placed, frozen=True, kw_only=True):
     """Stored before a tool that is not idempotent is called."""
 
     run: int
@@ -488,9 +501,9 @@ class ToolStarted(Data, frozen=True, kw_only=True):
     call_id: str
 
 
-class ToolReturned(Data, frozen=True, kw_only=True):
-    """Every call ends in exactly one of these, or with its run (`run.ended.unfinished`). An output too large for an
-    event is in `blob`; `output` holds its head."""
+class ToolReturned(Placed, frozen=True, kw_only=True):
+    """Every call ends in exactly one of these, with its run (`run.ended.unfinished`), or, the one call that a node
+    itself is, with its node. An output too large for an event is in `blob`; `output` holds its head."""
 
     run: int
     attempt: int
@@ -502,7 +515,7 @@ class ToolReturned(Data, frozen=True, kw_only=True):
     duration: int = 0
 
 
-class ChildStarted(Data, frozen=True, kw_only=True):
+class ChildStarted(Placed, frozen=True, kw_only=True):
     """A run has another agent do something: what it intends, before the child's session is there. `wait`: the call
     returns when the child has ended. `brief` is a digest of what the child is told."""
 
@@ -544,13 +557,48 @@ class PlanItem(Data, frozen=True, kw_only=True):
     status: PlanStatus = "pending"
 
 
-class PlanChanged(Data, frozen=True, kw_only=True):
+class PlanChanged(Placed, frozen=True, kw_only=True):
     """The session's checklist, whole."""
 
     items: tuple[PlanItem, ...]
     run: int = 0
     attempt: int = 0
     call_id: str = ""
+
+
+class NodeStarted(Data, frozen=True, kw_only=True):
+    """A node begins that is a call: of a tool, of a person, of another agent. `call` is what it asks for, its arguments
+    made of what has reached the node. Or the graph inside of a node is gone through for so many `items`: the elements
+    of a map, the iterations of a loop by now."""
+
+    run: int
+    attempt: int
+    node: str
+    path: str
+    call: ToolCall | None = None
+    items: int = 0
+
+
+class NodeFinished(Data, frozen=True, kw_only=True):
+    """A node's one end: what it gives, and by which port. `json`: `output` is a JSON value; else it is that text. By
+    `err` it gives `error`. `usage`, `finish`, `model`, `duration` and `reasoning` are of the model call that ended
+    it. `note` says what became of it beside that."""
+
+    run: int
+    attempt: int
+    node: str
+    path: str
+    port: str = "out"
+    output: str = ""
+    json: bool = False
+    blob: Blob | None = None
+    error: str = ""
+    note: str = ""
+    reasoning: str = ""
+    usage: Usage = Usage()
+    finish: str = ""
+    model: str = ""
+    duration: int = 0
 
 
 class RunCancelRequested(Data, frozen=True, kw_only=True):
@@ -629,6 +677,8 @@ Fact = (
     | ChildEnded
     | RunReported
     | PlanChanged
+    | NodeStarted
+    | NodeFinished
     | HistoryCompacted
     | RunCancelRequested
     | RunEnded
@@ -656,6 +706,8 @@ TYPES: dict[str, type[Fact]] = {
     "child.ended": ChildEnded,
     "run.reported": RunReported,
     "plan.changed": PlanChanged,
+    "node.started": NodeStarted,
+    "node.finished": NodeFinished,
     "history.compacted": HistoryCompacted,
     "run.cancel_requested": RunCancelRequested,
     "run.ended": RunEnded,

@@ -4,7 +4,7 @@ Pure, and total: whatever a log holds can be folded. An event that fits no edge 
 when read (the first end wins); it is `decide` that refuses to write one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import assert_never
 
 import msgspec
@@ -17,6 +17,8 @@ from turnstream.session.events import (
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
+    NodeFinished,
+    NodeStarted,
     Opens,
     PlanChanged,
     Recorded,
@@ -38,6 +40,7 @@ from turnstream.session.events import (
     SessionOpened,
     SessionUpdated,
     Spec,
+    ToolCall,
     ToolReturned,
     ToolStarted,
     Unknown,
@@ -59,9 +62,11 @@ from turnstream.session.state import (
     Request,
     Run,
     Session,
+    Visit,
     call_digest,
     clock_stands,
     has_edge,
+    is_within,
     request_id,
     said,
 )
@@ -157,6 +162,10 @@ def evolve(session: Session, recorded: Recorded) -> Session:
             run = _at(session, data.run, data.attempt)
             session = _with(session, run, recorded) if run else session
             return msgspec.structs.replace(session, plan_seq=recorded.seq, plan_run=data.run)
+        case NodeStarted():
+            return _node_started(session, recorded, data)
+        case NodeFinished():
+            return _node_finished(session, recorded, data)
         case HistoryCompacted():
             compacted = Compacted(recorded.seq, data.through) if data.summary else session.compacted
             return msgspec.structs.replace(session, compacted=compacted, crowded=0)
@@ -292,8 +301,7 @@ def _run_requested(session: Session, recorded: Recorded, data: RunRequested) -> 
         recorded, data.run, data.spec, data.message_ids, author, since, trigger=data.trigger, in_line=in_line
     )
     if call := data.action:
-        made = Call(call.id, call.name, call_digest(call), asks=call.asks)
-        run = msgspec.structs.replace(run, open_calls=(made,), reply_seq=recorded.seq, tool_calls=1)
+        run = msgspec.structs.replace(run, open_calls=(_call(call, recorded),), tool_calls=1)
     return _with_run(session, run)
 
 
@@ -341,14 +349,16 @@ def _child_ended(session: Session, recorded: Recorded, data: ChildEnded) -> Sess
     return _close(session, recorded, data.run, {request_id(session, data.run, request.k): ("returned", "")})
 
 
-def _cancel_children(session: Session, n: int | None = None) -> Session:
-    """Nobody waits any more for what the children come to: of run `n`, or of all."""
-    if not any(n in (None, child.run) for child in session.children):
+def _cancel_children(session: Session, n: int | None = None, only: Collection[int] | None = None) -> Session:
+    """Nobody waits any more for what the children come to: of run `n`, `only` these of it, or of all."""
+
+    def is_over(child: Child) -> bool:
+        return n in (None, child.run) and (only is None or child.k in only)
+
+    if not any(map(is_over, session.children)):
         return session
-    children = tuple(
-        [msgspec.structs.replace(child, cancel=True) if n in (None, child.run) else child for child in session.children]
-    )
-    return msgspec.structs.replace(session, children=children)
+    children = [msgspec.structs.replace(child, cancel=True) if is_over(child) else child for child in session.children]
+    return msgspec.structs.replace(session, children=tuple(children))
 
 
 def _with_run(session: Session, run: Run, place: int | None = None) -> Session:
@@ -528,19 +538,77 @@ def _replied(session: Session, recorded: Recorded, data: ModelReplied) -> Sessio
     run = _at(session, data.run, data.attempt)
     if run is None:
         return session
-    calls = tuple([Call(call.id, call.name, call_digest(call), asks=call.asks) for call in data.tool_calls])
-    session = _prompted(session, run, data.window, data.usage)
+    calls = tuple([_call(call, recorded, data.path) for call in data.tool_calls])
+    own: dict[str, object] = {}
+    if data.path:
+        visit = run.visit(data.path)
+        changed = msgspec.structs.replace(visit, steps=data.step, misfits=visit.misfits + bool(data.misfit))
+        own = {"steps": run.steps + 1, "visits": _visits(run, changed)}
+    else:
+        session = _prompted(session, run, data.window, data.usage)
+        own = {
+            "steps": data.step,
+            "reply_seq": recorded.seq,
+            "answered": not calls and not data.misfit,
+            "misfits": run.misfits + bool(data.misfit),
+        }
     return _with(
         session,
         run,
         recorded,
-        steps=data.step,
         tool_calls=run.tool_calls + len(calls),
-        reply_seq=recorded.seq,
-        answered=not calls and not data.misfit,
-        misfits=run.misfits + bool(data.misfit),
-        open_calls=calls,
+        open_calls=(*run.open_calls, *calls),
         same_calls=_counted(run.same_calls, [call.digest for call in calls]),
+        usage=run.usage + data.usage,
+        recoveries=0,
+        **own,
+    )
+
+
+def _call(call: ToolCall, recorded: Recorded, path: str = "") -> Call:
+    return Call(call.id, call.name, call_digest(call), asks=call.asks, seq=recorded.seq, path=path)
+
+
+def _visits(run: Run, changed: Visit) -> tuple[Visit, ...]:
+    """In the order in which the nodes began."""
+    if all(visit.path != changed.path for visit in run.visits):
+        return (*run.visits, changed)
+    return tuple([changed if visit.path == changed.path else visit for visit in run.visits])
+
+
+def _node_started(session: Session, recorded: Recorded, data: NodeStarted) -> Session:
+    run = _at(session, data.run, data.attempt)
+    if run is None:
+        return session
+    visit = run.visit(data.path)
+    changed = msgspec.structs.replace(visit, begun=visit.begun or recorded.seq, items=data.items)
+    calls = (_call(data.call, recorded, data.path),) if data.call else ()
+    return _with(
+        session,
+        run,
+        recorded,
+        visits=_visits(run, changed),
+        tool_calls=run.tool_calls + len(calls),
+        open_calls=(*run.open_calls, *calls),
+        recoveries=0,
+    )
+
+
+def _node_finished(session: Session, recorded: Recorded, data: NodeFinished) -> Session:
+    """The first end counts. What is open in it, or in the graph inside of it, ends with it."""
+    run = _at(session, data.run, data.attempt)
+    if run is None or run.visit(data.path).port:
+        return session
+    changed = msgspec.structs.replace(run.visit(data.path), port=data.port, seq=recorded.seq)
+    over = {call.child for call in run.open_calls if call.child and is_within(call.path, data.path)}
+    session = _cancel_children(session, run.n, over)
+    return _with(
+        session,
+        run,
+        recorded,
+        visits=_visits(run, changed),
+        steps=run.steps + bool(data.model),
+        open_calls=tuple([call for call in run.open_calls if not is_within(call.path, data.path)]),
         usage=run.usage + data.usage,
         recoveries=0,
     )

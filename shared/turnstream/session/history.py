@@ -76,6 +76,13 @@ class _Part(msgspec.Struct, frozen=True, gc=False):
     tokens: int
 
 
+class Prompt(msgspec.Struct, frozen=True):
+    """What the model of the node at `path` is asked, in place of the turn's messages."""
+
+    path: str
+    text: str
+
+
 def build(
     session: Session,
     events: Sequence[Recorded],
@@ -83,13 +90,14 @@ def build(
     policy: Policy = STRICT,
     budget: Budget | None = None,
     story: Story | None = None,
+    prompt: Prompt | None = None,
 ) -> View:
     """What the model sees of the session, oldest first. With `run`, that run's turn is last: its prompt and its steps
-    so far, whatever other runs have started since. `events` are those that `needs` names, or more. `story` is what they
-    tell, where it has been told before."""
+    so far, whatever other runs have started since; with `prompt`, those of one node of its graph. `events` are those
+    that `needs` names, or more. `story` is what they tell, where it has been told before."""
     now = session.run(run) if run is not None else None
     wanted = needs(session, now, policy, budget)
-    draft = _Draft(session, policy, run, wanted)
+    draft = _Draft(session, policy, run, wanted, prompt)
     draft.take(events, story or told(session, events, policy, wanted.since))
     return draft.view() if budget is None else draft.fitted(budget)
 
@@ -119,7 +127,7 @@ def summed_up(
             story.hear(recorded)
     pairs = policy.history_turns == "completed"
     parts = [
-        _part(turn.ended, _pair(turn) if pairs else _groups(turn, "bounded", 0))
+        _part(turn.ended, _pair(turn) if pairs else _groups(turn, turn.items, "bounded", 0))
         for n, turn in story.turns.items()
         if wanted.turns and n in wanted.turns and not _is_void(turn)
     ]
@@ -139,8 +147,9 @@ class _How(NamedTuple):
 
 
 class _Draft:
-    def __init__(self, session: Session, policy: Policy, run: int | None, wanted: Needs) -> None:
+    def __init__(self, session: Session, policy: Policy, run: int | None, wanted: Needs, prompt: Prompt | None) -> None:
         self._session = session
+        self._prompt = prompt
         self._policy = policy
         self._run = run
         self._wanted = wanted
@@ -173,7 +182,8 @@ class _Draft:
         if own:
             tools = "full" if policy.history_tools == "full" else "bounded"
             seen = [_group(0, [*own.window])] if own.window else []
-            self.own = _part(self.own.key, [*seen, *_groups(own, tools, self._cut.inner)])
+            items = own.items if self._prompt is None else _asked(own, self._prompt)
+            self.own = _part(self.own.key, [*seen, *_groups(own, items, tools, self._cut.inner)])
 
     def view(self, fixed: int = 0) -> View:
         """Everything that was taken."""
@@ -254,7 +264,7 @@ def _shown(turn: Turn, how: _How, begun: Mapping[int, int]) -> _Part:
     elif how.turns == "completed":
         groups = _pair(turn)
     else:
-        groups = _groups(turn, how.tools, how.inner)
+        groups = _groups(turn, turn.items, how.tools, how.inner)
     part = _part(turn.ended or begun.get(turn.n, turn.began), groups)
     if turn.end:
         turn.shown = how, part
@@ -299,8 +309,14 @@ def _answer(turn: Turn) -> str:
     return _whole(turn.end.content, turn.end.blob) if turn.end and not turn.action else ""
 
 
-def _groups(turn: Turn, tools: Tools, inner: int) -> Iterator[_Group]:
-    items, answer = turn.items, _answer(turn)
+def _asked(turn: Turn, prompt: Prompt) -> list[UserMessage | Reply]:
+    """What a node's model is asked, with everything that came with the turn's messages, and what it has replied."""
+    attached = [one for item in turn.items if isinstance(item, UserMessage) for one in item.attachments]
+    return [UserMessage(prompt.text, tuple(attached)), *turn.nodes.get(prompt.path, [])]
+
+
+def _groups(turn: Turn, items: list[UserMessage | Reply], tools: Tools, inner: int) -> Iterator[_Group]:
+    answer = _answer(turn)
     if items and answer and isinstance(last := items[-1], Reply) and _is_answer(last):
         items = items[:-1]
     for item in items:

@@ -24,7 +24,8 @@ def spent(run: Run) -> Error | None:
     if any(count >= limits.max_same_denials for _, count in run.same_denials):
         return Error(code="repeated_denial", message=f"the same call was denied {limits.max_same_denials} times")
     if run.misfits >= MISFITS_MAX:
-        return Error(code="child_failed", message=f"{MISFITS_MAX} answers did not fit the schema")
+        code = "model_error" if run.spec.output else "child_failed"
+        return Error(code=code, message=f"{MISFITS_MAX} answers did not fit the schema")
     if run.steps == 0:
         return None
     if run.steps >= limits.max_steps:

@@ -15,9 +15,11 @@ from turnstream.session.commands import TakeOver
 from turnstream.session.decide import MAX_RECOVERIES, may_take_over
 from turnstream.session.decision import DISCONNECTED
 from turnstream.session.events import DeleteMode, EndStatus, Error, ForkedFrom, Parent, Spec, Trigger, Wake
+from turnstream.session.graph import Graph
 from turnstream.session.limits import spent
+from turnstream.session.nodes import Over, Step, next_steps
 from turnstream.session.policy import resolve
-from turnstream.session.state import Call, Child, Run, Session
+from turnstream.session.state import Call, Child, Run, Session, Visit
 
 STAYS: Final = 1 / 4
 """Of what is not summed up yet, by bytes, so much at least is never: the newest turns stay as they were said."""
@@ -25,13 +27,14 @@ STAYS: Final = 1 / 4
 
 class Drive(msgspec.Struct, frozen=True, kw_only=True):
     """One runner's work on one wake-up. `nonce` tells this drive's starts from any other's; `gone` holds the wake-ups
-    that it looked for in `WORK` and did not find."""
+    that it looked for in `WORK` and did not find; `graph` is that of the run which it has started."""
 
     runner: str
     nonce: str
     queue: str
     wake: Wake
     gone: frozenset[int] = frozenset()
+    graph: Graph | None = None
 
     def start_id(self, session: Session, run: int, attempt: int) -> str:
         """Id of the `run.started` by which this drive starts this attempt."""
@@ -59,18 +62,29 @@ class Start(_Effect, frozen=True, kw_only=True):
 
 
 class CallModel(_Effect, frozen=True, kw_only=True):
+    """`path`: of the node whose model it is, empty outside of a graph; steps are counted there."""
+
     attempt: int
     step: int
+    path: str = ""
+
+
+class RunNode(_Effect, frozen=True, kw_only=True):
+    """Find out how the node at this path begins, what it gives, or how it goes on; `visit` is what has become of it.
+    Nobody has to be waited for."""
+
+    attempt: int
+    path: str
+    visit: Visit
 
 
 class CallTool(_Effect, frozen=True, kw_only=True):
-    """Call the tool; `reply_seq` is the sequence of the reply that holds the arguments. One that needed an approval has
-    it, if what was approved is still what would be done."""
+    """Call the tool; the event `call.seq` holds the arguments. One that needed an approval has it, if what was approved
+    is still what would be done."""
 
     attempt: int
     step: int
     call: Call
-    reply_seq: int
 
 
 class Settle(_Effect, frozen=True, kw_only=True):
@@ -101,7 +115,6 @@ class Park(_Effect, frozen=True, kw_only=True):
     calls: tuple[Call, ...]
     first: int
     """Number of the first request."""
-    reply_seq: int
 
 
 class StartChild(_Effect, frozen=True, kw_only=True):
@@ -111,7 +124,6 @@ class StartChild(_Effect, frozen=True, kw_only=True):
     attempt: int
     call: Call
     k: int
-    reply_seq: int
 
 
 class Detach(_Effect, frozen=True, kw_only=True):
@@ -119,7 +131,6 @@ class Detach(_Effect, frozen=True, kw_only=True):
 
     attempt: int
     call: Call
-    reply_seq: int
 
 
 class CancelChild(_Effect, frozen=True, kw_only=True):
@@ -161,12 +172,14 @@ class Expire(_Effect, frozen=True, kw_only=True):
 
 
 class End(_Effect, frozen=True, kw_only=True):
-    """`answer_seq`: the reply that turned out to be the last, 0 for none."""
+    """`answer_seq`: the reply that turned out to be the last, 0 for none. `output`: the path of the output node that a
+    graph has come to, empty for none; None outside of a graph."""
 
     attempt: int
     status: EndStatus
     error: Error | None = None
     answer_seq: int = 0
+    output: str | None = None
 
 
 class Copy(_Effect, frozen=True, kw_only=True):
@@ -186,7 +199,7 @@ class Erase(_Effect, frozen=True, kw_only=True):
     mode: DeleteMode
 
 
-RunEffect = Start | CallModel | CallTool | Settle | Return | Steer | Park | StartChild | Detach | Expire | End
+RunEffect = Start | CallModel | RunNode | CallTool | Settle | Return | Steer | Park | StartChild | Detach | Expire | End
 BetweenEffect = CancelChild | DropChild | TellParent
 AsideEffect = Entitle | Compact
 ForkEffect = Copy | Close
@@ -203,7 +216,7 @@ def plan(session: Session, now: int, drive: Drive) -> tuple[Effect, ...]:
         return (*between, *_of_deleted(session, drive))
     for run in session.runs:
         if drive.owns(session, run):
-            return (*between, *_of_mine(session, run, now))
+            return (*between, *_of_mine(session, run, now, drive.graph))
     for run in session.runs:
         if run.spec.queue == drive.queue and (effects := _of_other(session, run, now, drive)):
             return (*between, *effects)
@@ -312,11 +325,13 @@ def _of_deleted(session: Session, drive: Drive) -> tuple[Effect, ...]:
     return (Erase(key=f"{session.key}:erase", run=0, mode=deleted.mode),)
 
 
-def _of_mine(session: Session, run: Run, now: int) -> tuple[Effect, ...]:
+def _of_mine(session: Session, run: Run, now: int, graph: Graph | None) -> tuple[Effect, ...]:
     if closing := _closing(run, now, taken_over=False):
         return (end(session, run, *closing),)
+    if graph and run.trigger != "action":
+        return _of_graph(session, run, graph)
     if run.open_calls:
-        return _of_calls(session, run)
+        return _of_calls(session, run, ())
     if run.steering:
         key = f"{_key(session, run, run.steps)}:steer:{run.steering[-1]}"
         return (Steer(key=key, run=run.n, attempt=run.attempt, message_ids=run.steering),)
@@ -362,7 +377,7 @@ def _closing(run: Run, now: int, *, taken_over: bool) -> tuple[EndStatus, Error 
     if taken_over and run.recoveries >= MAX_RECOVERIES:
         message = f"the runner stopped {MAX_RECOVERIES + 1} times without a new fact"
         return "failed", Error(code="max_attempts_exceeded", message=message)
-    if run.status != "waiting" and not run.answered and (error := spent(run)):
+    if run.status != "waiting" and not run.answered and not run.visits and (error := spent(run)):
         return "failed", error
     return None
 
@@ -373,44 +388,60 @@ def end(session: Session, run: Run, status: EndStatus, error: Error | None) -> E
     return End(key=key, run=run.n, attempt=run.attempt, status=status, error=error)
 
 
-def _of_calls(session: Session, run: Run) -> tuple[Effect, ...]:
-    """Everything that can be done for the open calls; only when nothing is left but what a person has to say, that is
-    asked, all at once."""
+def _of_graph(session: Session, run: Run, graph: Graph) -> tuple[Effect, ...]:
+    """Everything that can be done for its nodes and their calls, side by side."""
+    match next_steps(run, graph):
+        case Over(error=Error() as error):
+            return (end(session, run, "failed", error),)
+        case Over(output=output):
+            key = f"{_key(session, run, 0)}:end:graph"
+            return (End(key=key, run=run.n, attempt=run.attempt, status="completed", output=output),)
+        case steps:
+            effects = tuple([_of_step(session, run, step) for step in steps])
+    effects = _of_calls(session, run, effects) if run.open_calls else effects
+    if (error := spent(run)) and any(isinstance(effect, CallModel | CallTool) for effect in effects):
+        return (end(session, run, "failed", error),)
+    return effects
+
+
+def _of_step(session: Session, run: Run, step: Step) -> CallModel | RunNode:
+    path, visit = step.path, step.visit
+    if step.how == "speak":
+        number = visit.steps + 1
+        key = _key(session, run, number, path)
+        return CallModel(key=key, run=run.n, attempt=run.attempt, step=number, path=path)
+    key = f"{_at(session, run.n)}:{path}:{step.how}:{visit.items}"
+    return RunNode(key=key, run=run.n, attempt=run.attempt, path=path, visit=visit)
+
+
+def _of_calls(session: Session, run: Run, others: tuple[Effect, ...]) -> tuple[Effect, ...]:
+    """Everything that can be done for the open calls, and whatever else; only when nothing is left but what a person
+    has to say, that is asked, all at once."""
     found = [effect for call in run.open_calls if (effect := _of_call(session, run, call))]
-    if found:
-        return tuple(found)
+    if found or others:
+        return (*found, *others)
     key = f"{_key(session, run, run.steps)}:wait:{run.asked + 1}"
-    return (
-        Park(
-            key=key,
-            run=run.n,
-            attempt=run.attempt,
-            calls=run.open_calls,
-            first=run.asked + 1,
-            reply_seq=run.reply_seq,
-        ),
-    )
+    return (Park(key=key, run=run.n, attempt=run.attempt, calls=run.open_calls, first=run.asked + 1),)
 
 
 def _of_call(session: Session, run: Run, call: Call) -> Effect | None:
     """None: a person has to be asked first."""
+    step = run.visit(call.path).steps if call.path else run.steps
+    key = f"{_key(session, run, step, call.path)}:{call.id}"
     if 0 < call.started < run.attempt:
-        key = f"{_key(session, run, run.steps)}:{call.id}:uncertain"
-        return Settle(key=key, run=run.n, attempt=run.attempt, call=call)
-    key = f"{_key(session, run, run.steps)}:{call.id}"
+        return Settle(key=f"{key}:uncertain", run=run.n, attempt=run.attempt, call=call)
     if call.asks == "child" and not call.closed:
         return _of_child(run, call, key)
     if call.may_begin:
-        return CallTool(key=key, run=run.n, attempt=run.attempt, step=run.steps, call=call, reply_seq=run.reply_seq)
+        return CallTool(key=key, run=run.n, attempt=run.attempt, step=step, call=call)
     return Return(key=key, run=run.n, attempt=run.attempt, call=call) if call.closed else None
 
 
 def _of_child(run: Run, call: Call, key: str) -> Effect | None:
     if not call.child:
-        k, seq = run.children + 1, run.reply_seq
-        return StartChild(key=f"{key}:child", run=run.n, attempt=run.attempt, call=call, k=k, reply_seq=seq)
+        return StartChild(key=f"{key}:child", run=run.n, attempt=run.attempt, call=call, k=run.children + 1)
     if not call.wait:
-        return Detach(key=f"{key}:detach", run=run.n, attempt=run.attempt, call=call, reply_seq=run.reply_seq)
+        return Detach(key=f"{key}:detach", run=run.n, attempt=run.attempt, call=call)
     return None
 
 
@@ -421,8 +452,8 @@ def _start(session: Session, run: Run) -> Start:
     return Start(key=key, run=run.n, attempt=attempt, trigger=trigger, message_ids=message_ids)
 
 
-def _key(session: Session, run: Run, step: int) -> str:
-    return f"{_at(session, run.n)}:{step}"
+def _key(session: Session, run: Run, step: int, path: str = "") -> str:
+    return f"{_at(session, run.n)}:{path}:{step}" if path else f"{_at(session, run.n)}:{step}"
 
 
 def _at(session: Session, n: int) -> str:

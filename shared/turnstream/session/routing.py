@@ -222,9 +222,9 @@ class _Route:
 
     def _steers(self, run: Run) -> Decision:
         """Only what is for this very run: another author's message, where that matters, or one for another agent or
-        model, waits for its turn."""
+        model, waits for its turn. So does what comes to an action or a graph: neither has a next word to carry it."""
         other = self.command.agent not in (None, run.spec.agent) or self.command.model
-        if other or run.trigger == "action" or self._is_foreign(run):
+        if other or run.trigger == "action" or run.spec.graph or self._is_foreign(run):
             return self._queued()
         _find_room(self.session)
         return self._decision(steers=Steers(run=run.n))

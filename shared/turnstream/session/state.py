@@ -109,6 +109,15 @@ class Call(msgspec.Struct, frozen=True):
     asked_seq: int = 0
     child: int = 0
     wait: bool = True
+    seq: int = 0
+    """Of the event that asks for it."""
+    path: str = ""
+    """Of the node of a graph that it belongs to."""
+
+    @property
+    def is_node(self) -> bool:
+        """Whether the node itself is this call: what it comes to is the node's end."""
+        return self.id == self.path != ""
 
     @property
     def may_begin(self) -> bool:
@@ -152,6 +161,26 @@ class Child(msgspec.Struct, frozen=True, kw_only=True):
     cancel: bool = False
 
 
+class Visit(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What has become of a node of a graph, by its path. `begun`: the sequence of its `node.started`, 0 before there is
+    one; `items`: how often the graph inside of it is gone through by now; `steps`: how many replies its model has
+    given that were not the last, `misfits` how many of these were none; `port`: by which it has finished, empty before;
+    `seq`: the sequence of its `node.finished`."""
+
+    path: str
+    begun: int = 0
+    items: int = 0
+    steps: int = 0
+    misfits: int = 0
+    port: str = ""
+    seq: int = 0
+
+
+def is_within(path: str, node: str) -> bool:
+    """Whether this is the path of the node, or of one in the graph inside of it."""
+    return path == node or path.startswith(f"{node}[")
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A run that has not ended."""
 
@@ -192,7 +221,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     steps: int = 0
     tool_calls: int = 0
     reply_seq: int = 0
-    """Sequence of the reply that asked for `open_calls`, or that gave the answer of `answered`."""
+    """Sequence of the event that gave the answer of `answered`."""
     answered: bool = False
     """The newest reply asks for no tools: without a message to carry on with, it is the answer."""
     open_calls: tuple[Call, ...] = ()
@@ -217,6 +246,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     same_calls: tuple[tuple[str, int], ...] = ()
     """How often it has asked for each call, by digest."""
     same_denials: tuple[tuple[str, int], ...] = ()
+    visits: tuple[Visit, ...] = ()
+    """The nodes of its graph that have begun, or finished."""
     usage: Usage = Usage()
     size: int = 0
 
@@ -262,6 +293,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def call(self, call_id: str) -> Call | None:
         """The open call of this id."""
         return next((call for call in self.open_calls if call.id == call_id), None)
+
+    def visit(self, path: str) -> Visit:
+        """What has become of the node at this path."""
+        return next((visit for visit in self.visits if visit.path == path), Visit(path))
+
+    def calls_at(self, path: str) -> tuple[Call, ...]:
+        """The open calls of this node; of none, where there is no graph."""
+        return tuple([call for call in self.open_calls if call.path == path])
 
     def call_of(self, child: int) -> Call | None:
         """The open call that this child is for."""

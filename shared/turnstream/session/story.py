@@ -50,14 +50,16 @@ class Reply:
 
 class Turn:
     """`began` is the sequence of its first start. `action`: what a person did, if that is all that it is. `window`:
-    what the authors of its messages had before them, which is shown while it is under way, and never again."""
+    what the authors of its messages had before them, which is shown while it is under way, and never again. `nodes`:
+    what the models of the nodes of its graph have replied, by path; that is for the node itself and nobody else."""
 
-    __slots__ = ("action", "began", "end", "ended", "items", "n", "shown", "window")
+    __slots__ = ("action", "began", "end", "ended", "items", "n", "nodes", "shown", "window")
 
     def __init__(self, n: int, began: int, action: ToolCall | None = None) -> None:
         self.n = n
         self.began = began
         self.items: list[UserMessage | Reply] = []
+        self.nodes: dict[str, list[Reply]] = {}
         self.window: list[UserMessage] = []
         self.end: RunEnded | None = None
         self.ended = 0
@@ -69,9 +71,10 @@ class Turn:
     def replies(self) -> list[Reply]:
         return [item for item in self.items if isinstance(item, Reply)]
 
-    def reply_of(self, call_id: str) -> Reply | None:
+    def reply_of(self, call_id: str, path: str) -> Reply | None:
         """The newest reply that asked for this call and has no result of it."""
-        return next((reply for reply in reversed(self.replies) if reply.misses(call_id) and not reply.over), None)
+        replies = self.nodes.get(path, []) if path else self.replies
+        return next((reply for reply in reversed(replies) if reply.misses(call_id) and not reply.over), None)
 
     def close(self, seq: int, ended: RunEnded) -> None:
         """The first end counts."""
@@ -116,19 +119,20 @@ class Story:
             case RunSteered() if turn := self.turns.get(data.run):
                 self._show(turn, data.message_ids)
             case ModelReplied() if turn := self.turns.get(data.run):
-                turn.items.append(Reply(recorded.seq, data))
+                replies = turn.nodes.setdefault(data.path, []) if data.path else turn.items
+                replies.append(Reply(recorded.seq, data))
             case ToolStarted() if turn := self.turns.get(data.run):
-                if reply := turn.reply_of(data.call_id):
+                if reply := turn.reply_of(data.call_id, data.path):
                     reply.begun.add(data.call_id)
             case ChildStarted() if turn := self.turns.get(data.run):
-                if reply := turn.reply_of(data.call_id):
+                if reply := turn.reply_of(data.call_id, data.path):
                     reply.children[data.call_id] = data.child_session
             case ChildEnded() if data.late and not self._pairs:
                 self._notices.append(_child_result(recorded, data))
             case ToolReturned() if turn := self.turns.get(data.run):
                 if turn.action:
                     turn.items.append(_acted(turn.action, data))
-                elif reply := turn.reply_of(data.call_id):  # a second result is not heard
+                elif reply := turn.reply_of(data.call_id, data.path):  # a second result is not heard
                     reply.results[data.call_id] = data
             case RunEnded() if turn := self.turns.get(data.run):
                 turn.close(recorded.seq, data)

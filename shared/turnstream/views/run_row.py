@@ -19,6 +19,8 @@ from turnstream.session.events import (
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
+    NodeFinished,
+    NodeStarted,
     Parent,
     PlanChanged,
     Recorded,
@@ -47,7 +49,7 @@ from turnstream.session.events import (
     Usage,
     Wake,
 )
-from turnstream.session.state import Run
+from turnstream.session.state import Run, is_within
 
 BY_DELETION = "session_deleted"
 """Why a run is cancelled that ends with its session."""
@@ -80,6 +82,8 @@ class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     arguments: str
     since: int
     started_at: int = 0
+    path: str = ""
+    """Of the node that it belongs to."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -236,8 +240,15 @@ def _changes(row: Row, run: Run | None, recorded: Recorded) -> dict[str, object]
                 "leftover": data.leftover.run if data.leftover else 0,
             }
         case ModelReplied():
-            calls = tuple([OpenCall(call.id, call.name, call.arguments, now) for call in data.tool_calls])
-            return {"open_calls": calls, "model": data.model or row.model}
+            calls = [OpenCall(call.id, call.name, call.arguments, now, path=data.path) for call in data.tool_calls]
+            return {"open_calls": (*row.open_calls, *calls), "model": data.model or row.model}
+        case NodeStarted():
+            call = data.call
+            calls = [OpenCall(call.id, call.name, call.arguments, now, path=data.path)] if call else []
+            return {"open_calls": (*row.open_calls, *calls)}
+        case NodeFinished():
+            calls = [call for call in row.open_calls if not is_within(call.path, data.path)]
+            return {"open_calls": tuple(calls), "model": data.model or row.model}
         case ToolReturned():
             return {"open_calls": tuple([call for call in row.open_calls if call.id != data.call_id])}
         case ToolStarted():
