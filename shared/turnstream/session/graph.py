@@ -8,7 +8,6 @@ its source will never give anything by its port: it has chosen another one, or n
 """
 
 from collections.abc import Iterator, Mapping
-from copy import copy
 from typing import Literal
 
 import msgspec
@@ -95,22 +94,17 @@ def outer_of(path: str) -> str:
 
 
 class Walk:
-    """One way through a graph: `outer` stands before the names of its nodes. `visits` are those of the run, by path."""
+    """One way through a graph: `outer` stands before the names of its nodes. `visits` are those of the run, by path.
+    `other`: another way through the same graph."""
 
-    def __init__(self, graph: Graph, visits: Mapping[str, Visit], outer: str = "") -> None:
+    def __init__(self, graph: Graph, visits: Mapping[str, Visit], outer: str = "", other: "Walk | None" = None) -> None:
         self.graph = graph
         self.outer = outer
         self._visits = visits
         self._states: dict[str, State] = {}
         self._inside: dict[str, tuple[Walk, ...]] = {}
-        self._nodes = {node.id: node for node in graph.nodes}
-        self._edges = {node.id: graph.edges_to(node.id) for node in graph.nodes}
-
-    def again(self, outer: str) -> "Walk":
-        """Another way through the same graph."""
-        other = copy(self)
-        other.outer, other._states, other._inside = outer, {}, {}
-        return other
+        self._nodes = other._nodes if other else {node.id: node for node in graph.nodes}
+        self._edges = other._edges if other else {node.id: graph.edges_to(node.id) for node in graph.nodes}
 
     def path(self, node: Node) -> str:
         return self.outer + node.id
@@ -127,7 +121,9 @@ class Walk:
             items = self.visit(node).items
             first = Walk(node.graph, self._visits)
             numbers = range(items) if node.kind == "map" else range(items - 1, items)
-            self._inside[node.id] = tuple([first.again(f"{self.path(node)}[{i}].") for i in numbers])
+            self._inside[node.id] = tuple(
+                [Walk(node.graph, self._visits, f"{self.path(node)}[{i}].", first) for i in numbers]
+            )
         return self._inside[node.id]
 
     def state(self, node: Node) -> State:

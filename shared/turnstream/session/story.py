@@ -8,6 +8,7 @@ the later one. How much of it a model sees is not said here (`history.py`).
 
 from collections.abc import Iterable
 
+from turnstream.ids import SessionKey
 from turnstream.session.events import (
     ChildEnded,
     ChildStarted,
@@ -100,6 +101,8 @@ class Story:
         """Of the notices."""
         self._retries: dict[int, int] = {}
         self._actions: dict[int, ToolCall] = {}
+        self._children: dict[tuple[int, int], str] = {}
+        """Their sessions, by run and number."""
 
     def hear(self, recorded: Recorded) -> None:
         data = recorded.event.data
@@ -124,11 +127,13 @@ class Story:
             case ToolStarted() if turn := self.turns.get(data.run):
                 if reply := turn.reply_of(data.call_id, data.path):
                     reply.begun.add(data.call_id)
-            case ChildStarted() if turn := self.turns.get(data.run):
-                if reply := turn.reply_of(data.call_id, data.path):
+            case ChildStarted():
+                self._children[data.run, data.k] = data.child_session
+                turn = self.turns.get(data.run)
+                if turn and (reply := turn.reply_of(data.call_id, data.path)):
                     reply.children[data.call_id] = data.child_session
             case ChildEnded() if data.late and not self._pairs:
-                self._notices.append(_child_result(recorded, data))
+                self._notices.append(_child_result(recorded, data, self._children.get((data.run, data.k))))
             case ToolReturned() if turn := self.turns.get(data.run):
                 if turn.action:
                     turn.items.append(_acted(turn.action, data))
@@ -197,9 +202,13 @@ def _acted(action: ToolCall, returned: ToolReturned) -> UserMessage:
     return UserMessage(frame("user_action_result", cut(text, RESULT_MAX), verb=action.name))
 
 
-def _child_result(recorded: Recorded, ended: ChildEnded) -> UserMessage:
+def _child_result(recorded: Recorded, ended: ChildEnded, session: str | None) -> UserMessage:
+    """`session` is the child's, where its beginning was told; of what was copied it is that of the original."""
     text = ended.output
     if ended.status != "completed":
         text = f"{ended.error.code}: {ended.error.message}" if ended.error else "it was cancelled"
-    session = recorded.event.key.child(ended.run, ended.k).session
+    if session is None:
+        key, copied = recorded.event.key, recorded.event.copied
+        parent = SessionKey(key.account, copied.session) if copied else key
+        session = parent.child(ended.run, ended.k).session
     return UserMessage(frame("child_result", cut(text, RESULT_MAX), session=session, status=ended.status))
