@@ -46,6 +46,8 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 SyncInterval = Annotated[str, StringConstraints(pattern=r"^(always|[1-9][0-9]*(ms|s|m|h))$")]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "console"]
+Wire = Literal["responses", "chat", "anthropic", "demo"]
+"""How a model is asked: OpenAI's Responses or chat completions, Anthropic's Messages, or in the runner itself."""
 
 _PASSWORD = re.compile(r"(?<=://)([^/@]*):([^/@]*)@")
 
@@ -57,6 +59,8 @@ class SettingsError(Exception):
 class ModelSettings(BaseModel):
     """A logical model name: which provider answers, at which address, with which key.
 
+    `api` is which of OpenAI's interfaces a model of provider `openai` is asked through. Absent: `responses`, or `chat`
+    where there is a `base_url`, for chat completions are what other servers speak.
     The key is `api_key`, else what the environment variable `api_key_env` holds when the model is first called.
     `silence` is how long the provider may send nothing before the call is given up; a model that reasons without
     showing it, or is slow to begin, needs minutes. `context` is how many tokens the model takes, its answer included;
@@ -67,8 +71,9 @@ class ModelSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    provider: Literal["openai", "demo"]
+    provider: Literal["openai", "anthropic", "demo"]
     model: str = ""
+    api: Literal["responses", "chat"] | None = None
     base_url: str | None = None
     api_key: SecretStr | None = None
     api_key_env: str | None = None
@@ -80,13 +85,22 @@ class ModelSettings(BaseModel):
     output_price: NonNegativeFloat | None = None
 
     @property
+    def wire(self) -> Wire:
+        """How the model is asked."""
+        if self.provider != "openai":
+            return self.provider
+        return self.api or ("chat" if self.base_url else "responses")
+
+    @property
     def has_prices(self) -> bool:
         return self.input_price is not None and self.output_price is not None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.provider == "openai" and not self.model:
-            raise ValueError("a model of provider 'openai' needs `model`, the provider's name for it")
+        if self.provider != "demo" and not self.model:
+            raise ValueError(f"a model of provider {self.provider!r} needs `model`, the provider's name for it")
+        if self.provider != "openai" and self.api:
+            raise ValueError(f"`api` is of models of provider 'openai'; {self.provider!r} has one alone")
         if not self.has_prices and (self.input_price, self.cached_price, self.output_price) != (None, None, None):
             raise ValueError("a model has both `input_price` and `output_price`, or no price at all")
         return self

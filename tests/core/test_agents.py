@@ -291,11 +291,31 @@ def test_an_agent_is_defined_once(folder: Path, tmp_path: Path) -> None:
 
 
 def test_tools_and_models_have_to_be_there(folder: Path) -> None:
-    write(folder, a='model = "gpt-5"\ntools = ["nope"]', b='model = "anthropic:x"')
+    write(folder, a='model = "gpt-5"\ntools = ["nope"]', b='model = "anthropic:"')
     found = faults(folder=folder, models={"local": ModelSettings(provider="demo")})
-    assert found[0] == "a.toml: model: unknown model 'gpt-5'; known: demo, openai:<id>, local"
+    assert found[0] == "a.toml: model: unknown model 'gpt-5'; known: demo, openai:<id>, anthropic:<id>, local"
     assert found[1].startswith("a.toml: tools.0: unknown tool 'nope'; known: add, ")
-    assert found[2] == "b.toml: model: model 'anthropic:x' is not available in this release"
+    assert found[2].startswith("b.toml: model: unknown model 'anthropic:'; known: demo, ")
+
+
+@pytest.mark.parametrize(
+    ("model", "params", "fault"),
+    [
+        ("openai:gpt-5", "{seed = 1, stop = ['.'], top_p = 0.5}", "OpenAI's Responses API has no seed, stop"),
+        ("anthropic:claude-opus-5", "{seed = 1}", "Anthropic's Messages API has no seed"),
+        ("chat", "{reasoning_summary = true}", "the chat completions API has no reasoning_summary"),
+        ("chat", "{seed = 1, stop = ['.'], presence_penalty = 1}", None),
+        ("anthropic:claude-opus-5", "{stop = ['.'], reasoning_summary = true}", None),
+    ],
+)
+def test_a_model_is_told_only_what_its_api_has(folder: Path, model: str, params: str, fault: str | None) -> None:
+    models = {"chat": ModelSettings(provider="openai", model="gpt-4.1", api="chat")}
+    write(folder, a=f'model = "{model}"\nparams = {params}')
+    if fault:
+        told = f"a.toml: params: {fault}, through which model {model!r} is asked"
+        assert faults(folder=folder, models=models) == [told]
+    else:
+        assert load(folder=folder, models=models).get("a")
 
 
 def test_what_is_said_elsewhere_or_otherwise_is_a_fault_that_says_how(folder: Path) -> None:
@@ -351,7 +371,9 @@ def test_the_settings_name_the_model_of_the_default_agent() -> None:
     default = load(models=models, default_model="local").get("default")
     assert default is not None
     assert default.model == "local"
-    assert faults(default_model="nope") == ["settings: model: unknown model 'nope'; known: demo, openai:<id>"]
+    assert faults(default_model="nope") == [
+        "settings: model: unknown model 'nope'; known: demo, openai:<id>, anthropic:<id>"
+    ]
 
 
 def test_the_default_agent_gives_way_to_a_defined_one(folder: Path) -> None:

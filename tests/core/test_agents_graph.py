@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from turnstream.agents import AgentsError
+from turnstream.agents import AgentsError, check
 from turnstream.agents.definition import Agent, define
 
 SORTING = {
@@ -140,3 +140,12 @@ def test_edges_fit_the_nodes(edges: object, fault: str) -> None:
     assert any(one.startswith(fault) for one in faults({"nodes": nodes, "edges": edges})), faults(
         {"nodes": nodes, "edges": edges}
     )
+
+
+def test_a_node_tells_a_model_only_what_its_api_has() -> None:
+    nodes = {"one": {"type": "llm", "params": {"seed": 1}}, "two": {"type": "llm", "model": "openai:gpt-5"}}
+    found = agent(line("i -> one", "one -> two", "two -> o", **nodes), model="anthropic:x", params={"stop": ["."]})
+    assert [str(fault) for fault in check("a", found, (), {}, ())] == [
+        "a: graph.nodes.one.params: Anthropic's Messages API has no seed, through which model 'anthropic:x' is asked",
+        "a: graph.nodes.two.params: OpenAI's Responses API has no stop, through which model 'openai:gpt-5' is asked",
+    ]

@@ -614,7 +614,7 @@ def test_a_model_without_a_key_says_where_to_put_it() -> None:
     models = Models({})
     with pytest.raises(ModelError, match="OPENAI_API_KEY"):
         OpenAIChat(ModelSettings(provider="openai", model="gpt-5", api_key_env="OPENAI_API_KEY"), environment={})
-    with pytest.raises(LookupError, match="unknown model 'gpt-5'; known: demo, openai:<id>"):
+    with pytest.raises(LookupError, match="unknown model 'gpt-5'; known: demo, openai:<id>, anthropic:<id>"):
         models.resolve("gpt-5")
 
 

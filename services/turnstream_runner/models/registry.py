@@ -9,7 +9,7 @@ import importlib
 import random as randomness
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from turnstream.agents import context_of, lookup
 from turnstream.settings import ModelSettings
@@ -19,7 +19,13 @@ from turnstream_runner.models.prices import Priced
 from turnstream_runner.models.retry import DEFAULT, Backoff, Retrying
 
 if TYPE_CHECKING:
-    from turnstream_runner.models.openai import OpenAIChat
+    from turnstream_runner.models.wire import Wire
+
+WIRES: Final[Mapping[str, str]] = {
+    "openai": "turnstream_runner.models.openai",
+    "anthropic": "turnstream_runner.models.anthropic",
+}
+"""The modules that load the providers' libraries."""
 
 
 class Models:
@@ -36,7 +42,7 @@ class Models:
         self._backoff = backoff
         self._random = random
         self._models: dict[str, Model] = {}
-        self._clients: list[OpenAIChat] = []
+        self._wires: list[Wire] = []
 
     def resolve(self, name: str, *, with_prices: bool = False) -> Model:
         """The model of this name. Raises `UnknownModel`, and `ModelError` where it cannot be had for want of a key or a
@@ -64,17 +70,17 @@ class Models:
         """Makes these models, and loads what they and the logical names need, so that no call has to wait for it. One
         that cannot be had is an error of the call that asks for it, not of the start."""
         wanted = {*names, *self._logical}
-        if any(self._provider(name) == "openai" for name in wanted):
+        for module in {WIRES[provider] for name in wanted if (provider := self._provider(name)) in WIRES}:
             with suppress(ImportError):
-                await asyncio.to_thread(importlib.import_module, "turnstream_runner.models.openai")
+                await asyncio.to_thread(importlib.import_module, module)
         for name in wanted:
             with suppress(UnknownModel, ModelError):
                 self.resolve(name)
 
     async def close(self) -> None:
         self._models.clear()
-        while self._clients:
-            await self._clients.pop().close()
+        while self._wires:
+            await self._wires.pop().close()
 
     def _provider(self, name: str) -> str | None:
         with suppress(LookupError):
@@ -88,20 +94,33 @@ class Models:
             raise UnknownModel(str(error)) from None
 
     def _make(self, settings: ModelSettings) -> Model:
-        match settings.provider:
-            case "demo":
-                return DemoModel()
-            case "openai":
-                model = _openai(settings)
-                self._clients.append(model)
-                return model
-            case other:
-                assert_never(other)
+        if settings.provider == "demo":
+            return DemoModel()
+        try:
+            wire = _wire(settings)
+        except ImportError as error:
+            needed = f"pip install turnstream[{settings.provider}]"
+            raise ModelError(f"a model of this kind needs `{needed}`: {error}") from error
+        self._wires.append(wire)
+        return wire
 
 
-def _openai(settings: ModelSettings) -> "OpenAIChat":
-    try:
-        from turnstream_runner.models.openai import OpenAIChat
-    except ImportError as error:
-        raise ModelError(f"a model of this kind needs `pip install turnstream[openai]`: {error}") from error
-    return OpenAIChat(settings)
+def _wire(settings: ModelSettings) -> "Wire":
+    """Raises `ImportError` where the provider's library is not there."""
+    match settings.wire:
+        case "chat":
+            from turnstream_runner.models.openai import OpenAIChat
+
+            return OpenAIChat(settings)
+        case "responses":
+            from turnstream_runner.models.openai import OpenAIResponses
+
+            return OpenAIResponses(settings)
+        case "anthropic":
+            from turnstream_runner.models.anthropic import AnthropicMessages
+
+            return AnthropicMessages(settings)
+        case "demo":
+            raise ValueError("the demo model is on no wire")
+        case other:
+            assert_never(other)

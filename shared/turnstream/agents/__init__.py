@@ -17,11 +17,12 @@ from turnstream.agents.errors import AgentsError, Fault
 from turnstream.agents.graph import Graph
 from turnstream.agents.load import Agents, load
 from turnstream.agents.mcp import McpServer
-from turnstream.agents.models import context_of, lookup
+from turnstream.agents.models import PARAMS, context_of, lookup, unsaid
 from turnstream.agents.terms import Control, Limits, Params
 from turnstream.agents.tool import Tool, ToolContext, ToolError, tool
 
 __all__ = [
+    "PARAMS",
     "Agent",
     "Agents",
     "AgentsError",
@@ -40,4 +41,5 @@ __all__ = [
     "load",
     "lookup",
     "tool",
+    "unsaid",
 ]

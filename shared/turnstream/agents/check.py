@@ -4,12 +4,13 @@ For whoever takes a definition in: from a file, a module, or over the API.
 """
 
 from collections.abc import Collection, Container, Iterator, Mapping
+from contextlib import suppress
 
 from turnstream.agents.definition import Agent
 from turnstream.agents.errors import Fault
-from turnstream.agents.models import lookup
-from turnstream.agents.nodes import asks_model
-from turnstream.agents.terms import Place
+from turnstream.agents.models import lookup, unsaid
+from turnstream.agents.nodes import LlmNode, asks_model
+from turnstream.agents.terms import Params, Place
 from turnstream.agents.tool import RESERVED
 from turnstream.settings import ModelSettings
 
@@ -24,7 +25,7 @@ def check(
     """Every fault of a definition that is right in itself. `tools` are those that are known, `models` the logical model
     names, `agents` holds the agents that there are, as `name` and as `name@version`: of a definition's own, see
     `Graph.agents`. An agent counts as known to itself."""
-    faults = [*_models(agent, models), *_tools(agent, tools), *_agents(agent, agents)]
+    faults = [*_models(agent, models), *_params(agent, models), *_tools(agent, tools), *_agents(agent, agents)]
     return [Fault(where, ".".join(map(str, place)), message) for place, message in faults]
 
 
@@ -41,6 +42,17 @@ def _models(agent: Agent, models: Mapping[str, ModelSettings]) -> Iterator[tuple
         model = models.get(name)
         if agent.limits.max_cost is not None and not (model and model.has_prices):
             yield ("limits", "max_cost"), f"model {name!r} has no prices: they are settings of a logical model"
+
+
+def _params(agent: Agent, models: Mapping[str, ModelSettings]) -> Iterator[tuple[Place, str]]:
+    asked: list[tuple[Place, str | None, Params]] = [((), agent.model, agent.params)]
+    for place, node in agent.graph.walk() if agent.graph else ():
+        if isinstance(node, LlmNode) and (node.model or node.params):
+            asked.append((("graph", *place), node.model or agent.model, node.params or agent.params))
+    for place, name, params in asked:
+        with suppress(LookupError):  # told of above
+            if name and (fault := unsaid(lookup(name, models), params.given())):
+                yield (*place, "params"), f"{fault}, through which model {name!r} is asked"
 
 
 def _tools(agent: Agent, known: Collection[str]) -> Iterator[tuple[Place, str]]:

@@ -134,7 +134,8 @@ Fixed = AfterValidator(cast("Callable[[Sequence[object]], tuple[object, ...]]", 
 
 
 class Params(Definition):
-    """How the model is asked. What is absent is left to the provider."""
+    """How the model is asked. What is absent is left to the provider; what the model's API does not have
+    (`turnstream.agents.PARAMS`) is refused, and what the model itself does not take is refused by its provider."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -145,6 +146,8 @@ class Params(Definition):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_summary: bool | None = None
+    """Whether the provider is asked for its reasoning in words, where it would keep it to itself."""
     parallel_tool_calls: bool | None = None
 
     def given(self) -> dict[str, object]:
