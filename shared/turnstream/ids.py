@@ -12,6 +12,8 @@ import msgspec
 
 NAME = re.compile(r"[a-z0-9-]{1,32}")
 """An account, an agent or a queue."""
+VERSION = re.compile(r"[A-Za-z0-9_-]{1,32}")
+"""A version of an agent."""
 TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """A session or message id that a client gives."""
 SESSION_MAX = 128
@@ -25,6 +27,7 @@ _NAMESPACE = uuid.UUID("6f0f5a52-0d3e-5a7b-9c55-7475726e7374").bytes
 _CHILD_RUN = re.compile(r"(.+?)--([1-9][0-9]{0,14})-[1-9][0-9]{0,14}(?:--[0-9-]+)?")
 _SESSION = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _RUN = re.compile(r"([A-Za-z0-9_-]{1,128})\.([1-9][0-9]{0,14})")
+_AGENT = re.compile(rf"({NAME.pattern})(?:@({VERSION.pattern}))?")
 _REQUEST = re.compile(r"(.+)\.q([1-9][0-9]{0,14})")
 
 
@@ -74,8 +77,23 @@ def parse_request_id(text: str) -> tuple[str, int, int] | None:
     return (*run, int(match[2])) if match and run else None
 
 
+def agent_id(name: str, version: str) -> str:
+    """`<name>@<version>`: this very version of an agent; its name alone is the one that is current."""
+    return f"{name}@{version}"
+
+
+def parse_agent(text: str) -> tuple[str, str | None] | None:
+    """Name and version of an agent, no version where none is said; None if it names none."""
+    match = _AGENT.fullmatch(text)
+    return (match[1], match[2]) if match else None
+
+
 def is_name(text: str) -> bool:
     return NAME.fullmatch(text) is not None
+
+
+def is_version(text: str) -> bool:
+    return VERSION.fullmatch(text) is not None
 
 
 def is_token(text: str) -> bool:

@@ -26,6 +26,10 @@ SNAPSHOTS = "KV_snapshots"
 """The stream of the KV bucket `snapshots`."""
 ATTACHMENTS = "KV_attachments"
 """The stream of the KV bucket `attachments`."""
+AGENTS = "KV_agents"
+"""The stream of the KV bucket `agents`."""
+DELETED = "="
+"""In the place of a version, for it can be none: the mark that an agent was deleted."""
 
 EVENTS = "ts.session.>"
 """Filter: the events of every session."""
@@ -163,6 +167,17 @@ def parse_attachment(subject: str) -> tuple[SessionKey, str]:
     return SessionKey(account, session), name
 
 
+def agent(account: str, name: str, version: str) -> str:
+    """A saved version of an agent, or the mark that it was deleted; `*`: all of them."""
+    return f"$KV.agents.{account}.{name}.{version}"
+
+
+def parse_agent(subject: str) -> tuple[str, str, str]:
+    """Account, name and version."""
+    _, _, account, name, version = subject.split(".", 4)
+    return account, name, version
+
+
 def api(account: str, operation: str) -> str:
     return f"ts.api.{account}.{operation}"
 
@@ -235,6 +250,7 @@ STREAMS = (
     Stream(name=CHECKPOINTS, subjects=("$KV.checkpoints.>",), max_age=7 * 86400, allow_rollup_hdrs=True),
     Stream(name=SNAPSHOTS, subjects=("$KV.snapshots.>",), allow_rollup_hdrs=True, allow_msg_ttl=True),
     Stream(name=ATTACHMENTS, subjects=("$KV.attachments.>",), max_msgs_per_subject=64),
+    Stream(name=AGENTS, subjects=("$KV.agents.>",), max_msgs_per_subject=1, allow_rollup_hdrs=True),
 )
 
 # An event that was lost on the way to a dispatcher comes again soon, but not while its timer is only held back.

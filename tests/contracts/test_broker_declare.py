@@ -73,7 +73,7 @@ async def test_many_services_may_start_at_once(own_nats: NatsServer):
     brokers = [await connect(own_nats.url, f"service-{n}") for n in range(6)]
     await asyncio.gather(*(declare(broker, replicas=1, consumers=SERVICES) for broker in brokers))
     names = (await brokers[0].api("STREAM.NAMES"))["streams"]
-    buckets = ["KV_attachments", "KV_checkpoints", "KV_keys", "KV_snapshots", "OBJ_blobs"]
+    buckets = ["KV_agents", "KV_attachments", "KV_checkpoints", "KV_keys", "KV_snapshots", "OBJ_blobs"]
     assert names == ["DELTAS", "INBOX", *buckets, "REFUSED", "SESSIONS", "WORK"]
     for broker in brokers:
         await broker.close()
