@@ -45,14 +45,15 @@ async def act_in_session(api: Api, caller: Caller, request: ActInSession) -> Ans
     checks.value(arguments, "arguments", api.settings.message_max)
     body = msgspec.structs.replace(request, wait=0.0, expected_seq=None)
     origin = api.origin(caller, "act_in_session", body, expected_seq=request.expected_seq)
+    agents = api.agents(caller.account)
     command = Act(
         origin=origin,
         action=ToolCall(id=CALL, name=request.verb, arguments=msgspec.json.encode(arguments).decode()),
         author=request.author or caller.actor,
-        specs=api.specs,
-        tools=api.tools,
+        specs=agents,
+        tools=agents.tools,
     )
-    handled = await api.sessions.handle(key, command)
+    handled = await api.handle(key, command)
     recorded = handled.recorded
     replayed = recorded is None
     receipt = handled.session.receipt(origin.idempotency_key) if replayed else None

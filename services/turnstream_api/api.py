@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from random import Random
 
@@ -12,7 +12,8 @@ from turnstream import ids, subjects
 from turnstream.broker.connection import Broker
 from turnstream.ids import SessionKey
 from turnstream.log.handle import Handled, Sessions
-from turnstream.session.commands import CancelRun, Origin
+from turnstream.roster import Offered, Roster, Unread
+from turnstream.session.commands import CancelRun, Command, Origin
 from turnstream.session.events import Attachment, RunEnded, Spec
 from turnstream.settings import Settings
 from turnstream.views.database import Database
@@ -91,8 +92,7 @@ def written(handled: Handled, origin: Origin) -> tuple[int, bool]:
 
 
 class Api:
-    """One process's hands. `specs`: what a run of each known agent carries out; `tools`: what a person can call, by
-    agent, with the schemas of the arguments; `now`: the broker's time in milliseconds."""
+    """One process's hands. `roster`: every agent that there is; `now`: the broker's time in milliseconds."""
 
     def __init__(
         self,
@@ -101,8 +101,7 @@ class Api:
         sessions: Sessions,
         hub: Hub,
         views: Database,
-        specs: Mapping[str, Spec],
-        tools: Mapping[str, Mapping[str, str]],
+        roster: Roster,
         now: Callable[[], int],
         broker: Broker,
     ) -> None:
@@ -111,8 +110,7 @@ class Api:
         self.sessions = sessions
         self.hub = hub
         self.views = views
-        self.specs = specs
-        self.tools = tools
+        self.roster = roster
         self.now = now
         self.broker = broker
         self.checkpoints = Checkpoints(broker)
@@ -122,6 +120,24 @@ class Api:
         self._random = Random(os.urandom(32)).randbytes
         self._requests = itertools.count(1)
         self._process = os.urandom(6).hex()
+
+    def agents(self, account: str) -> Offered:
+        """The agents of an account, for one request."""
+        return self.roster.of(account)
+
+    async def spec(self, account: str, agent: str) -> Spec | None:
+        """What a run of this agent would carry out now. Raises `BrokerFault`."""
+        edition = await self.roster.find(account, agent)
+        return edition.spec if edition else None
+
+    async def handle(self, key: SessionKey, command: Command, *, fresh: bool = False) -> Handled:
+        """Decides and stores, as `Sessions.handle` does; what a saved agent says is read as soon as that turns out to
+        be needed. Raises `BrokerFault` too."""
+        while True:
+            try:
+                return await self.sessions.handle(key, command, fresh=fresh)
+            except Unread as unread:
+                await unread.read()
 
     async def cancel(self, key: SessionKey, command: CancelRun) -> Handled:
         """Where that ends a run which had begun, what only the run needed goes with it: no runner comes by."""

@@ -22,11 +22,12 @@ from turnstream.log.handle import Sessions
 from turnstream.log.jetstream import JetStreamLog
 from turnstream.log.known import KEEP_BYTES, Known
 from turnstream.log.snapshots import Snapshotter
-from turnstream.session.events import Spec
+from turnstream.roster import Names, Roster
 from turnstream.settings import Settings
-from turnstream.specs import agents_of, specs_of, tools_of
+from turnstream.specs import agents_of, specs_of
 from turnstream.telemetry import get_logger, metrics
 from turnstream.views.database import Commits, Database
+from turnstream.wire.agents import SavedAgents
 from turnstream.wire.inbox import Inbox
 from turnstream.wire.live import Live
 from turnstream.wire.snapshots import Snapshots
@@ -61,8 +62,8 @@ async def serve(
     Raises `SettingsError` for a policy that cannot be had, `AgentsError` for definitions that cannot be used,
     `BrokerFault` where streams cannot be made as declared, `OSError` where the port cannot be had.
     """
-    all_agents = agents_of(settings)
-    specs = specs_of(settings, all_agents)
+    local = agents_of(settings)
+    specs = specs_of(settings, local)
     async with contextlib.AsyncExitStack() as stack:
         consumers = (subjects.INBOX_CONSUMER,)
         connecting = connect(settings, name="turnstream-api", monotonic=time.monotonic, consumers=consumers)
@@ -73,18 +74,19 @@ async def serve(
         database = Database(settings.database, commits=commits)
         stack.push_async_callback(database.close)
         shared = known or Known(keep_bytes=KEEP_BYTES)
-        api = assemble(settings, broker, database, specs, tools_of(all_agents), shared)
+        names = Names()
+        roster = Roster(local, specs, settings, SavedAgents(broker), names)
+        api = assemble(settings, broker, database, roster, shared)
         stack.push_async_callback(api.sessions.close)
         keys = Keys(settings.account, on_change=lambda: api.hub.expel(keys.valid))
-        await _work(settings, broker, api, keys, stop, ready)
+        await _work(settings, broker, api, keys, names, stop, ready)
 
 
 def assemble(
     settings: Settings,
     broker: Broker,
     database: Database,
-    specs: dict[str, Spec],
-    tools: dict[str, dict[str, str]],
+    roster: Roster,
     known: Known,
 ) -> Api:
     """The operations' hands, on a real broker."""
@@ -115,8 +117,7 @@ def assemble(
         sessions=sessions,
         hub=hub,
         views=database,
-        specs=specs,
-        tools=tools,
+        roster=roster,
         now=broker.clock.now,
         broker=broker,
     )
@@ -127,6 +128,7 @@ async def _work(
     broker: Broker,
     api: Api,
     keys: Keys,
+    names: Names,
     stop: asyncio.Event,
     ready: Callable[[], None] | None,
 ) -> None:
@@ -138,11 +140,14 @@ async def _work(
     documents = {"/openapi.json": openapi(), "/asyncapi.json": asyncapi()}
     listening = _listen(settings)
     server = Server(application(api, keys, metrics, pages(api, keys, metrics, documents)))
-    parts = [asyncio.create_task(keys.follow(broker), name="api keys")]
+    parts = [
+        asyncio.create_task(keys.follow(broker), name="api keys"),
+        asyncio.create_task(names.follow(broker), name="saved agents"),
+    ]
     stopped = asyncio.create_task(stop.wait())
     entrance: nats.NatsService | None = None
     try:
-        await first(stopped, asyncio.create_task(keys.wait_loaded()), *parts)
+        await first(stopped, asyncio.create_task(_loaded(keys, names)), *parts)
         if not stopped.done():
             entrance = await nats.serve(broker, api, metrics)
             parts += [
@@ -168,6 +173,11 @@ async def _work(
         await asyncio.gather(*parts, return_exceptions=True)
         listening.close()
         await shell.stop()
+
+
+async def _loaded(keys: Keys, names: Names) -> None:
+    await keys.wait_loaded()
+    await names.wait_loaded()
 
 
 class Server(uvicorn.Server):

@@ -129,11 +129,11 @@ async def handle(
     """Says what the command says, with what it names. That is claimed before, so that no message names what is gone,
     and released where no message names it after all. Raises `Problem` naming the one that is not there."""
     if not named:
-        return command, await api.sessions.handle(key, command, fresh=fresh)
+        return command, await api.handle(key, command, fresh=fresh)
     claimed = await _claimed(api, key, command, named)
     command = msgspec.structs.replace(command, attachments=claimed)
     try:
-        handled = await api.sessions.handle(key, command, fresh=fresh)
+        handled = await api.handle(key, command, fresh=fresh)
     except Rejected:
         await _release(api, key, command, claimed)
         raise

@@ -35,7 +35,13 @@ SessionId = Annotated[
 MessageId = Annotated[
     str, Meta(pattern=rf"^{ids.TOKEN.pattern}{WHOLE}", description="Also the message's idempotency key.")
 ]
-AgentName = Annotated[str, Meta(pattern=rf"^{ids.NAME.pattern}{WHOLE}")]
+AgentName = Annotated[
+    str,
+    Meta(
+        pattern=rf"^{ids.NAME.pattern}(@{ids.VERSION.pattern})?{WHOLE}",
+        description="`name`, which is the current version of it, or `name@version`.",
+    ),
+]
 ModelName = Annotated[str, Meta(min_length=1, max_length=128, description="Instead of the agent's model.")]
 Author = Annotated[str, Meta(pattern=rf"^{AUTHOR.pattern}{WHOLE}", description="Who says it; absent: the caller.")]
 WindowContext = Annotated[
@@ -129,8 +135,8 @@ def context(given: str) -> str:
     return given
 
 
-def agent(api: Api, name: str | None) -> str | None:
-    if name is not None and name not in api.specs:
+async def agent(api: Api, caller: Caller, name: str | None) -> str | None:
+    if name is not None and await api.spec(caller.account, name) is None:
         raise Problem("agent_not_found", f"no agent {name}", field="agent")
     return name
 

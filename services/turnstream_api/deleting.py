@@ -44,8 +44,9 @@ async def delete_session(api: Api, caller: Caller, request: DeleteSession) -> An
     key = checks.session_key(caller, request.session)
     body = msgspec.structs.replace(request, wait=0.0, expected_seq=None)
     origin = api.origin(caller, "delete_session", body, expected_seq=request.expected_seq)
-    command = DeleteCommand(origin=origin, specs=api.specs, mode=request.mode, active=request.active)
-    session = (await api.sessions.handle(key, command)).session
+    specs = api.agents(caller.account)
+    command = DeleteCommand(origin=origin, specs=specs, mode=request.mode, active=request.active)
+    session = (await api.handle(key, command)).session
     with contextlib.suppress(ViewsError):
         await api.views.wait_for(session.seq, SHOWN)
     finished = request.wait <= 0 or await _erased(api, session, request.wait)

@@ -23,6 +23,8 @@ ApiCode = Literal[
     "unauthorized",  # no API key, or one that is not (any more) valid
     "method_not_allowed",
     "not_available",  # a known field that this release does not offer
+    "version_conflict",  # a version of an agent that says something else
+    "agent_defined",  # an agent of the deployment's files and modules, which is changed there
     "too_large",  # over a limit; `limit` says which
     "unsupported_media_type",
     "projection_behind",  # the views do not show what `after` names yet
@@ -51,6 +53,8 @@ STATUS: dict[str, tuple[int, str]] = {
     "fenced": (409, "Fenced"),
     "not_queued": (409, "Not queued any more"),
     "agent_not_found": (422, "No such agent"),
+    "version_conflict": (409, "The version says something else"),
+    "agent_defined": (409, "The deployment defines it"),
     "invalid_json": (400, "Not JSON"),
     "invalid_cursor": (400, "Not a cursor"),
     "unauthorized": (401, "No valid API key"),
@@ -65,6 +69,13 @@ RETRY_AFTER = 1
 """Seconds after which it is worth asking again what passes by itself: whatever fails with 503, and a fork that is not
 whole yet."""
 CONTENT_TYPE = "application/problem+json"
+
+
+class Wrong(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the things that are wrong with a definition: where in it, `limits.max_steps`, and what."""
+
+    path: str
+    message: str
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"kind": "type"}):
@@ -87,15 +98,18 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, re
     limit: int | None = None
     retry_after: int | None = None
     """Seconds."""
+    faults: tuple[Wrong, ...] = ()
+    """Everything that is wrong with a definition."""
 
 
 class Problem(Exception):
     """A refused or failed request. `details` are fields of `Document`."""
 
-    def __init__(self, code: ProblemCode, detail: str, **details: str | int) -> None:
+    def __init__(self, code: ProblemCode, detail: str, *, faults: tuple[Wrong, ...] = (), **details: str | int) -> None:
         super().__init__(detail)
         self.code: ProblemCode = code
         self.detail = detail
+        self.faults = faults
         self.details = details
 
     @property
@@ -116,6 +130,7 @@ class Problem(Exception):
             code=self.code,
             detail=self.detail,
             request_id=request_id,
+            faults=self.faults,
             retry_after=RETRY_AFTER if self.passes else None,
             **self.details,  # pyright: ignore[reportArgumentType]
         )

@@ -128,7 +128,7 @@ async def _command(api: Api, request: ForkSession, source: SessionKey, origin: O
         metadata=checks.metadata(api, request.metadata),
         policy=policies.given(request.policy),
     )
-    spec = api.specs.get(session.agent_name)
+    spec = await api.spec(session.key.account, session.agent_name)
     check_title(opens.title, policies.in_force(api.settings, spec, opens.policy if request.policy else session.policy))
     # The caller's guard is of the other session; the fork's own is that nothing is there.
     return ForkCommand(origin=msgspec.structs.replace(origin, expected_seq=None), opens=opens, forked_from=forked_from)

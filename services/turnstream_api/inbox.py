@@ -60,9 +60,9 @@ class Postbox:
             raise TryAgain(str(error)) from error
         return session.deleted is not None
 
-    def _policy(self, agent: str | None) -> PolicyData | None:
+    async def _policy(self, account: str, agent: str | None) -> PolicyData | None:
         """Of a session that is opened by it: nobody is there to read a refusal."""
-        spec = self._api.specs.get(agent or DEFAULT_AGENT)
+        spec = await self._api.spec(account, agent or DEFAULT_AGENT)
         refuses = spec is None or resolve(spec.policy).on_busy == "reject"
         return QUEUE if refuses and self._api.settings.inbox_on_busy == "queue" else None
 
@@ -81,7 +81,8 @@ class Postbox:
             idempotency_key=place if given is None else idempotency_key(given.encode()),
             traceparent=parse_traceparent(letter.headers.get(TRACEPARENT)),
         )
-        opens = checks.opens(agent=None, title=None, metadata=None, policy=self._policy(request.agent))
+        policy = await self._policy(letter.account, request.agent)
+        opens = checks.opens(agent=None, title=None, metadata=None, policy=policy)
         key = SessionKey(letter.account, letter.session)
         request = msgspec.structs.replace(request, wait=0.0)
         await messages.post(self._api, caller, key, request, opens if ids.may_open(letter.session) else None)

@@ -81,7 +81,7 @@ async def post(
         kind=message.kind,
         content=content_of(api, message.content),
         context=checks.context(message.context),
-        specs=api.specs,
+        specs=api.agents(caller.account),
         agent=message.agent,
         model=checks.model(api, message.model),
         policy=policies.on_busy(message.on_busy),

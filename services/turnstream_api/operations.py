@@ -1,14 +1,15 @@
 """The one table of operations. HTTP routes, NATS endpoints, OpenAPI and AsyncAPI are all made from it.
 
 Not here: what an operation does (`sessions.py`, `forking.py`, `deleting.py`, `messages.py`, `attachments.py`,
-`queue.py`, `runs.py`, `requests.py`, `turns.py`, `actions.py`, `ops.py`), and the pages that are no operation of an
-account (health, metrics, the descriptions themselves: `pages.py`).
+`queue.py`, `runs.py`, `requests.py`, `turns.py`, `actions.py`, `agents.py`, `ops.py`), and the pages that are no
+operation of an account (health, metrics, the descriptions themselves: `pages.py`).
 
 The order is that in which routes are tried: what is asked most comes first.
 """
 
 from turnstream_api import (
     actions,
+    agents,
     attachments,
     deleting,
     forking,
@@ -323,6 +324,56 @@ OPERATIONS: tuple[Operation, ...] = (
         request=runs.ReadSteps,
         answers=(runs.steps_view.Steps,),
         call=runs.read_steps,
+    ),
+    Operation(
+        name="list_agents",
+        method="GET",
+        path="/v1/agents",
+        summary="List agents",
+        request=agents.ListAgents,
+        answers=(agents.AgentPage,),
+        call=agents.list_agents,
+        cursors=frozenset({"cursor"}),
+    ),
+    Operation(
+        name="get_agent",
+        method="GET",
+        path="/v1/agents/{name}",
+        summary="Get an agent",
+        request=agents.GetAgent,
+        answers=(agents.AgentDetail,),
+        call=agents.get_agent,
+    ),
+    Operation(
+        name="get_agent_version",
+        method="GET",
+        path="/v1/agents/{name}/versions/{version}",
+        summary="Get a version of an agent",
+        request=agents.GetAgentVersion,
+        answers=(agents.AgentVersion,),
+        call=agents.get_agent_version,
+    ),
+    Operation(
+        name="save_agent",
+        method="PUT",
+        path="/v1/agents/{name}/versions/{version}",
+        summary="Save a version of an agent",
+        request=agents.SaveAgent,
+        answers=(agents.SavedAgent,),
+        call=agents.save_agent,
+        statuses=(201, 200),
+        errors=("version_conflict", "agent_defined"),
+    ),
+    Operation(
+        name="delete_agent",
+        method="DELETE",
+        path="/v1/agents/{name}",
+        summary="Delete an agent",
+        request=agents.DeleteAgent,
+        answers=(),
+        call=agents.delete_agent,
+        statuses=(204,),
+        errors=("agent_defined",),
     ),
     Operation(
         name="overview",

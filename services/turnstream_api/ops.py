@@ -115,7 +115,7 @@ async def overview(api: Api, caller: Caller, request: Nothing) -> Answer:
         pending_wakeups=(await _stream(api, subjects.WORK)).messages,
         pending_inbox=(await _stream(api, subjects.INBOX)).messages,
         refused=(await _stream(api, subjects.REFUSED)).messages,
-        agents=tuple(sorted(api.specs)),
+        agents=tuple(api.roster.listed(caller.account)),
         runners=await _runners(api, caller.account),
         old_runs=await _old_runs(api, caller.account),
     )

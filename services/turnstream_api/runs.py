@@ -69,7 +69,7 @@ async def start_run(api: Api, caller: Caller, request: StartRun) -> Answer | Str
         caller = msgspec.structs.replace(caller, idempotency_key=f"message {request.message_id}")
     key = SessionKey(caller.account, request.session or api.session_id(caller, "start_run"))
     opens = checks.opens(
-        agent=checks.agent(api, request.agent),
+        agent=await checks.agent(api, caller, request.agent),
         title=checks.title(request.title, "client"),
         metadata=checks.metadata(api, request.metadata),
         policy=policies.given(request.policy),

@@ -59,7 +59,7 @@ async def open_session(api: Api, caller: Caller, request: OpenSession) -> Answer
     key = SessionKey(caller.account, request.id or api.session_id(caller, "open_session"))
     given = {name for name in ("title", "agent", "metadata", "policy") if getattr(request, name) is not None}
     opens = checks.opens(
-        agent=checks.agent(api, request.agent),
+        agent=await checks.agent(api, caller, request.agent),
         title=checks.title(request.title, "client"),
         metadata=checks.metadata(api, request.metadata),
         policy=policies.given(request.policy),
@@ -67,8 +67,9 @@ async def open_session(api: Api, caller: Caller, request: OpenSession) -> Answer
     body = msgspec.structs.replace(request, expected_seq=None)
     origin = api.origin(caller, "open_session", body, expected_seq=request.expected_seq)
     fresh = request.id is None and caller.idempotency_key is None
-    handled = await api.sessions.handle(
-        key, OpenCommand(origin=origin, opens=opens, given=frozenset(given), specs=api.specs), fresh=fresh
+    specs = api.agents(caller.account)
+    handled = await api.handle(
+        key, OpenCommand(origin=origin, opens=opens, given=frozenset(given), specs=specs), fresh=fresh
     )
     seq, replayed = written(handled, origin)
     recorded, opening = handled.recorded, handled.session.opening
@@ -101,7 +102,7 @@ async def update_session(api: Api, caller: Caller, request: UpdateSession) -> An
     command = UpdateCommand(
         origin=origin,
         title=checks.title(request.title, "user"),
-        agent=checks.agent(api, request.agent),
+        agent=await checks.agent(api, caller, request.agent),
         metadata=checks.metadata(api, request.metadata),
         policy=policies.given(request.policy),
     )
@@ -163,7 +164,7 @@ async def get_session(api: Api, caller: Caller, request: GetSession) -> Answer:
         found, _ = await view.get(api.views, key)
     if found is None:
         raise Problem("projection_behind", f"the views do not show session {key.session} yet")
-    policy = policies.in_force(api.settings, api.specs.get(found.agent), found.policy)
+    policy = policies.in_force(api.settings, await api.spec(key.account, found.agent), found.policy)
     body = Session(**msgspec.structs.asdict(found), effective_policy=policies.shown(policy))
     return Answer(body=body, seq=found.seq)
 
@@ -271,7 +272,7 @@ async def read_history(api: Api, caller: Caller, request: ReadHistory) -> Answer
 async def _as_model(api: Api, session: Folded) -> ModelHistory:
     """By the run that holds the turn, else as one of the session's agent would begin now."""
     run = session.holder
-    spec = run.spec if run else api.specs.get(session.agent_name)
+    spec = run.spec if run else await api.spec(session.key.account, session.agent_name)
     policy = run.policy if run else policies.in_force(api.settings, spec, session.policy)
     budget = _budget(api, session, spec) if spec else None
     events = await _needed(api, session, window.needs(session, run, policy, budget))

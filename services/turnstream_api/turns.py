@@ -152,7 +152,7 @@ async def retry_session(api: Api, caller: Caller, request: RetrySession) -> Answ
     key = checks.session_key(caller, request.session)
     body = msgspec.structs.replace(request, wait=0.0, expected_seq=None)
     origin = api.origin(caller, "retry_session", body, expected_seq=request.expected_seq)
-    handled = await api.sessions.handle(key, RetryCommand(origin=origin, specs=api.specs))
+    handled = await api.handle(key, RetryCommand(origin=origin, specs=api.agents(caller.account)))
     recorded = handled.recorded
     replayed = recorded is None
     receipt = handled.session.receipt(origin.idempotency_key) if replayed else None

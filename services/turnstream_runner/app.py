@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import msgspec
@@ -24,10 +24,11 @@ from turnstream.log.handle import Sessions
 from turnstream.log.jetstream import JetStreamLog
 from turnstream.log.known import KEEP_BYTES, Known
 from turnstream.log.snapshots import Snapshotter
-from turnstream.session.events import Spec
+from turnstream.roster import Names, Roster
 from turnstream.settings import Settings
 from turnstream.specs import agents_of, specs_of
 from turnstream.telemetry import metrics
+from turnstream.wire.agents import SavedAgents
 from turnstream.wire.attachments import Attachments
 from turnstream.wire.blobs import Blobs
 from turnstream.wire.checkpoints import Checkpoints
@@ -71,21 +72,19 @@ async def serve(
         models = Models(settings.models)
         stack.push_async_callback(models.close)
         await models.prepare(agent.model for agent in all_agents)
-        roles = Roles(all_agents, Tools(all_agents.tools))
-        specs = specs_of(settings, all_agents)
-        equipment = _equipment(settings, broker, roles, specs, models, known or Known(keep_bytes=KEEP_BYTES))
+        names = Names()
+        roster = Roster(all_agents, specs_of(settings, all_agents), settings, SavedAgents(broker), names)
+        equipment = _equipment(settings, broker, roster, models, known or Known(keep_bytes=KEEP_BYTES))
         stack.push_async_callback(equipment.sessions.close)
         leases = Leases(settings.lease, time.monotonic, lambda: broker.nc.is_connected)
         runner = Runner(equipment, leases, nonce=lambda: secrets.token_hex(8))
         carrier = Dispatch(Pull(broker, subjects.DISPATCH, slots=dispatch.SLOTS), Work(broker), Timers(broker))
         pages = {"/stuck": lambda: msgspec.json.encode({"items": list(runner.stuck)})}
         await stack.enter_async_context(application(broker, settings.health_host, settings.health_port, pages))
-        await _work(settings, broker, runner, carrier, stop, ready)
+        await _work(settings, broker, runner, carrier, names, stop, ready)
 
 
-def _equipment(
-    settings: Settings, broker: Broker, roles: Roles, specs: Mapping[str, Spec], models: Models, known: Known
-) -> Equipment:
+def _equipment(settings: Settings, broker: Broker, roster: Roster, models: Models, known: Known) -> Equipment:
     log = JetStreamLog(broker, append_timeout=settings.append_timeout, tombstone=settings.tombstone)
     sessions = Sessions(
         log,
@@ -100,8 +99,8 @@ def _equipment(
     return Equipment(
         runner=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
         sessions=sessions,
-        roles=roles,
-        specs=specs,
+        roles=Roles(roster, Tools(roster.local.tools)),
+        roster=roster,
         models=models,
         work=Work(broker),
         live=Live(broker),
@@ -119,20 +118,24 @@ async def _work(
     broker: Broker,
     runner: Runner,
     carrier: Dispatch,
+    names: Names,
     stop: asyncio.Event,
     ready: Callable[[], None] | None,
 ) -> None:
     """Carries and drives until `stop` is set, or until a part of it fails: then its error is raised."""
+    following = asyncio.create_task(names.follow(broker), name="saved agents")
+    stopped = asyncio.create_task(stop.wait())
+    await first(stopped, asyncio.create_task(names.wait_loaded()), following)
     pulls = {
         queue: Pull(broker, subjects.runner_consumer(queue, settings.lease), slots=settings.runner_slots)
         for queue in settings.queues
     }
     taking = [asyncio.create_task(runner.run(queue, pull), name=f"queue {queue}") for queue, pull in pulls.items()]
     beside = [
+        following,
         asyncio.create_task(carrier.run(), name="dispatch"),
         asyncio.create_task(runner.leases.keep(), name="leases"),
     ]
-    stopped = asyncio.create_task(stop.wait())
     try:
         if ready:
             ready()

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from turnstream.ids import CHILD, SESSION_MAX, SessionKey, derive, digest, is_name
+from turnstream.ids import CHILD, SESSION_MAX, SessionKey, agent_id, derive, digest
 from turnstream.session.commands import CancelRun, DeleteSession, EndChild, Origin, PostMessage
 from turnstream.session.decide import MAX_CHILDREN
 from turnstream.session.errors import Rejected
@@ -57,7 +57,7 @@ class Delegation:
         key = self._ledger.key
         try:
             order = order_of(call)
-            spec = self._spec(run, order)
+            spec = await self._spec(run, order)
             session = key.child(run.n, effect.k).session
             if effect.k > MAX_CHILDREN:
                 raise ValueError(f"a run has {MAX_CHILDREN} sub-agents at most")
@@ -78,21 +78,29 @@ class Delegation:
             spec=spec,
         )
 
-    def _spec(self, run: Run, order: Order) -> Spec:
+    async def _spec(self, run: Run, order: Order) -> Spec:
         """What the child carries out: with no tool that the parent has not, and no more than the parent has left.
         Raises `ValueError`."""
-        name = order.agent or run.spec.agent
-        spec = self._equipment.specs.get(name) if is_name(name) else None
-        if spec is None:
-            raise ValueError(f"agent: there is no {name[:64]!r}; there are: {', '.join(sorted(self._equipment.specs))}")
-        roles = self._equipment.roles
-        mine, its = roles.tools_of(run.spec), roles.tools_of(spec)
+        account, roles = self._ledger.key.account, self._equipment.roles
+        spec = await self._meant(run, order)
+        mine = await persist(lambda: roles.tools_of(account, run.spec))
+        its = await persist(lambda: roles.tools_of(account, spec))
         return msgspec.structs.replace(
             spec,
             model=spec.model if order.agent else run.spec.model,
             limits=_left(run, order.within(spec.limits), self._equipment.now()),
             tools=tuple(tool for tool in its if tool in mine),
         )
+
+    async def _meant(self, run: Run, order: Order) -> Spec:
+        """What whoever is named would carry out; one like the parent is the same version of it, if that is still to be
+        had. Raises `ValueError`."""
+        account, roster = self._ledger.key.account, self._equipment.roster
+        name = order.agent or run.spec.agent
+        for wanted in (name,) if order.agent else (agent_id(name, run.spec.version), name):
+            if found := await persist(lambda wanted=wanted: roster.find(account, wanted)):
+                return found.spec
+        raise ValueError(f"agent: there is no {name[:64]!r}; there are: {', '.join(roster.listed(account))}")
 
     async def open(self, child: Child) -> Session:
         """Opens the child's session, if it is not there; answers with what it is now."""

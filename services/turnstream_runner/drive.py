@@ -353,7 +353,7 @@ class Drive:
     async def _start(self, effect: Start) -> None:
         run = self._run(effect.run)
         spec = run.spec
-        role = self._equipment.roles.get(spec)
+        role = await persist(lambda: self._equipment.roles.get(self.key.account, spec))
         if role is None:
             message = f"agent {spec.agent}, version {spec.version}, is not known to this runner"
             error = Error(code="agent_not_found", message=message)

@@ -1,11 +1,11 @@
 """What every drive of a runner works with, wired together once, in `app.py`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 
 from turnstream.log.handle import Sessions
-from turnstream.session.events import Spec
+from turnstream.roster import Roster
 from turnstream.wire.blobs import Blobs
 from turnstream.wire.checkpoints import Checkpoints
 from turnstream.wire.live import Live
@@ -24,8 +24,8 @@ class Equipment(msgspec.Struct, frozen=True, kw_only=True):
     runner: str
     sessions: Sessions
     roles: Roles
-    specs: Mapping[str, Spec]
-    """What a run of each agent carries out."""
+    roster: Roster
+    """Who can be delegated to."""
     models: Models
     work: Work
     live: Live

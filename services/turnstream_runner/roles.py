@@ -1,18 +1,25 @@
 """An agent as a runner carries it out. What an agent says of itself is in `turnstream.agents`."""
 
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 import msgspec
 
-from turnstream.agents import Agent, Agents, Control
+from turnstream.agents import Agent, Control
+from turnstream.roster import Roster, pin_of
 from turnstream.session import tokens
 from turnstream.session.events import ASK_USER, DELEGATE, Asks, Spec
 from turnstream.session.window import Budget, budget_of
+from turnstream.wire.agents import Pin
 from turnstream_runner.checklist import CHECKLIST
 from turnstream_runner.models.port import ToolSpec
 from turnstream_runner.orders import DELEGATION
 from turnstream_runner.requests import QUESTION
 from turnstream_runner.tools.registry import Tools
+
+ROLES: Final = 10_000
+"""Roles that a runner keeps."""
 
 
 class Role(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +31,8 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     params: dict[str, object]
     fixed: int
     """Tokens that instructions and tools have in every prompt."""
+    pins: Mapping[str, Pin] = {}
+    """The very versions of the agents that the graph names, by node."""
 
     def budget(self, model: str, context: int) -> Budget:
         """What a prompt may have for a model that takes so many tokens."""
@@ -41,30 +50,48 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Roles:
-    """The role of each agent that a run has pinned. A definition never changes, so each is made once."""
+    """The role of each agent that a run has pinned. A definition never changes, so a role is made once, unless so many
+    are needed that the one used longest ago has to go."""
 
-    def __init__(self, agents: Agents, tools: Tools) -> None:
-        self._agents = agents
+    def __init__(self, roster: Roster, tools: Tools) -> None:
+        self._roster = roster
         self._tools = tools
-        self._roles: dict[tuple[str, str, tuple[str, ...] | None], Role] = {}
+        self._roles: OrderedDict[tuple[str, str, str, str, tuple[str, ...] | None], Role] = OrderedDict()
 
-    def get(self, spec: Spec) -> Role | None:
-        """None: this runner does not have the very agent that the run has pinned."""
-        name = (spec.agent, spec.digest, spec.tools)
+    async def get(self, account: str, spec: Spec) -> Role | None:
+        """None: there is no such agent as the run has pinned. Raises `BrokerFault`."""
+        name = (account, spec.agent, spec.version, spec.digest, spec.tools)
         role = self._roles.get(name)
-        if role is None and (agent := self._agents.get(spec.agent, spec.digest)):
-            tools = self._tools.only(self.tools_of(spec))
-            specs = (*_control(agent.control), *tools.specs())
-            role = self._roles[name] = Role(
-                agent=agent, tools=tools, specs=specs, params=agent.params.given(), fixed=_fixed(agent, specs)
-            )
+        if role is not None:
+            self._roles.move_to_end(name)
+            return role
+        edition = await self._roster.pinned(account, pin_of(spec))
+        if edition is None:
+            return None
+        agent, tools = edition.agent, self._tools.only(_allowed(edition.agent, spec))
+        specs = (*_control(agent.control), *tools.specs())
+        role = Role(
+            agent=agent,
+            tools=tools,
+            specs=specs,
+            params=agent.params.given(),
+            fixed=_fixed(agent, specs),
+            pins=edition.pins,
+        )
+        self._roles[name] = role
+        if len(self._roles) > ROLES:
+            self._roles.popitem(last=False)
         return role
 
-    def tools_of(self, spec: Spec) -> tuple[str, ...]:
-        """Names of the tools that a run may use."""
-        agent = self._agents.get(spec.agent, spec.digest)
-        names = agent.tool_names if agent else ()
-        return names if spec.tools is None else tuple([name for name in names if name in spec.tools])
+    async def tools_of(self, account: str, spec: Spec) -> tuple[str, ...]:
+        """Names of the tools that a run may use. Raises `BrokerFault`."""
+        edition = await self._roster.pinned(account, pin_of(spec))
+        return _allowed(edition.agent, spec) if edition else ()
+
+
+def _allowed(agent: Agent, spec: Spec) -> tuple[str, ...]:
+    names = agent.tool_names
+    return names if spec.tools is None else tuple([name for name in names if name in spec.tools])
 
 
 def _fixed(agent: Agent, specs: Iterable[ToolSpec]) -> int:

@@ -4,12 +4,13 @@ and what a person may call of their tools.
 Not here: what an agent is (`turnstream.agents`), what a policy means (`turnstream.session.policy`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from turnstream import schemas
 from turnstream.agents import Agent, Agents, AgentsError, Fault, load
+from turnstream.agents.definition import AnyTool
 from turnstream.session.errors import Rejected
 from turnstream.session.events import UPDATE_PLAN, PolicyData, Spec
 from turnstream.session.policy import merged, parse_policy
@@ -38,6 +39,17 @@ def server_policy(settings: Settings) -> PolicyData:
         raise SettingsError(error.message) from None
 
 
+def spec_of(agent: Agent, server: PolicyData, version: str = "") -> Spec:
+    """Of one agent; `version`: what it was saved as. Raises `AgentsError`."""
+    try:
+        policy = merged(server, parse_policy(agent.policy))
+    except Rejected as error:
+        field = str(error.details["field"])
+        raise AgentsError([Fault(f"agent {agent.name}", field, error.message.removeprefix(f"{field}: "))]) from None
+    spec = msgspec.structs.replace(msgspec.convert(agent.pinned(), Spec), policy=policy)
+    return msgspec.structs.replace(spec, version=version) if version else spec
+
+
 def specs_of(settings: Settings, known: Iterable[Agent]) -> dict[str, Spec]:
     """By agent. Raises `AgentsError` with every fault, `SettingsError`."""
     server = server_policy(settings)
@@ -45,22 +57,22 @@ def specs_of(settings: Settings, known: Iterable[Agent]) -> dict[str, Spec]:
     faults: list[Fault] = []
     for agent in known:
         try:
-            policy = merged(server, parse_policy(agent.policy))
-            specs[agent.name] = msgspec.structs.replace(msgspec.convert(agent.pinned(), Spec), policy=policy)
-        except Rejected as error:
-            field = str(error.details["field"])
-            faults.append(Fault(f"agent {agent.name}", field, error.message.removeprefix(f"{field}: ")))
+            specs[agent.name] = spec_of(agent, server)
+        except AgentsError as error:
+            faults += error.faults
     if faults:
         raise AgentsError(faults)
     return specs
 
 
-def tools_of(known: Agents) -> dict[str, dict[str, str]]:
-    """By agent: the tools that a person may call by himself, each with the JSON Schema of its arguments as text, empty
-    where it cannot be held against it here (then the tool itself says what does not fit)."""
-    texts = {name: msgspec.json.encode(tool.schema).decode() for name, tool in known.tools.items()}
-    texts = {name: text if schemas.is_readable(text) else "" for name, text in texts.items()}
-    return {
-        agent.name: {name: texts[name] for name in agent.tool_names} | ({UPDATE_PLAN: ""} if agent.control.plan else {})
-        for agent in known
-    }
+def schemas_of(tools: Mapping[str, AnyTool]) -> dict[str, str]:
+    """The JSON Schema of the arguments of each tool as text, empty where it cannot be held against them here (then the
+    tool itself says what does not fit)."""
+    texts = {name: msgspec.json.encode(tool.schema).decode() for name, tool in tools.items()}
+    return {name: text if schemas.is_readable(text) else "" for name, text in texts.items()}
+
+
+def tools_of(agent: Agent, known: Mapping[str, str]) -> dict[str, str]:
+    """The tools of an agent that a person may call by himself, those of them that are `known`, with their schemas."""
+    found = {name: known[name] for name in agent.tool_names if name in known}
+    return found | ({UPDATE_PLAN: ""} if agent.control.plan else {})

@@ -21,6 +21,7 @@ from turnstream.log.handle import Handled, Sessions
 from turnstream.log.known import Known
 from turnstream.log.memory import MemoryLog
 from turnstream.log.snapshots import Snapshotter
+from turnstream.roster import Roster
 from turnstream.session.commands import CancelRun, Command, Origin, PostMessage, WithdrawMessage
 from turnstream.session.decision import Decision
 from turnstream.session.events import (
@@ -39,6 +40,7 @@ from turnstream.session.events import (
 )
 from turnstream.session.plan import Drive as Identity
 from turnstream.session.state import Session
+from turnstream.settings import Settings
 from turnstream.wire.blobs import BlobLost
 from turnstream.wire.checkpoints import Entry
 from turnstream.wire.live import Kind
@@ -461,11 +463,13 @@ class World:
             known=known or Known(keep_bytes=1 << 20),
             snapshots=Snapshotter(self.log, snapshots) if snapshots else None,
         )
+        specs = {agent.name: msgspec.convert(agent.pinned(), Spec) for agent in self.agents}
+        roster = Roster(self.agents, specs, Settings())
         equipment: Any = Equipment(
             runner=f"r{n}",
             sessions=sessions,
-            roles=Roles(self.agents, Tools(self.agents.tools)),
-            specs={agent.name: msgspec.convert(agent.pinned(), Spec) for agent in self.agents},
+            roles=Roles(roster, Tools(self.agents.tools)),
+            roster=roster,
             models=self.models,  # pyright: ignore
             work=self.work,  # pyright: ignore
             live=self.live,  # pyright: ignore

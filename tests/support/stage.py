@@ -25,9 +25,11 @@ from turnstream.ids import derive
 from turnstream.log.handle import Handled, Sessions
 from turnstream.log.jetstream import JetStreamLog
 from turnstream.log.known import Known
+from turnstream.roster import Roster
 from turnstream.session.commands import AnswerRequest, Command, Origin, PostMessage, RetrySession, WithdrawMessage
 from turnstream.session.events import Opens, Part, PolicyData, RunWaiting, Spec
 from turnstream.session.policy import merged, parse_policy
+from turnstream.settings import Settings
 from turnstream.wire.attachments import Attachments
 from turnstream.wire.blobs import Blobs
 from turnstream.wire.checkpoints import Checkpoints
@@ -126,11 +128,12 @@ class Stage(Client):
         journal = JetStreamLog(broker)
         sessions = Sessions(journal, now=broker.clock.now, known=Known(keep_bytes=1 << 20))
         blobs = Blobs(broker)
+        roster = Roster(known, self.specs, Settings())
         equipment = Equipment(
             runner=f"r{next(_serial)}",
             sessions=sessions,
-            roles=Roles(known, Tools(known.tools)),
-            specs=dict(self.specs),
+            roles=Roles(roster, Tools(known.tools)),
+            roster=roster,
             models=scripted,
             work=Work(broker),
             live=Live(broker),

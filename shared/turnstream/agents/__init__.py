@@ -15,13 +15,14 @@ from turnstream.agents.check import check
 from turnstream.agents.definition import Agent, define
 from turnstream.agents.errors import AgentsError, Fault
 from turnstream.agents.graph import Graph
-from turnstream.agents.load import Agents, load
+from turnstream.agents.load import BUILT_IN, Agents, Source, load
 from turnstream.agents.mcp import McpServer
 from turnstream.agents.models import PARAMS, context_of, lookup, unsaid
 from turnstream.agents.terms import Control, Limits, Params
 from turnstream.agents.tool import Tool, ToolContext, ToolError, tool
 
 __all__ = [
+    "BUILT_IN",
     "PARAMS",
     "Agent",
     "Agents",
@@ -32,6 +33,7 @@ __all__ = [
     "Limits",
     "McpServer",
     "Params",
+    "Source",
     "Tool",
     "ToolContext",
     "ToolError",

@@ -64,6 +64,8 @@ class OrderedPull(Puller):
     """A stream's messages after sequence `after`, each once and in order, through an ephemeral consumer without acks.
 
     A reader also gets what comes within `linger` seconds, unless a whole `batch` is there: fewer, larger batches.
+    `headers_only`: without what the messages say, whose size is then in the header `Nats-Msg-Size`.
+
     Iterating raises `StreamBehind` where the stream ends before `after`.
     """
 
@@ -76,8 +78,10 @@ class OrderedPull(Puller):
         *,
         batch: int = 500,
         linger: float = 0.0,
+        headers_only: bool = False,
     ) -> None:
         super().__init__(broker, linger)
+        self._headers_only = headers_only
         self._stream = stream
         self._filters = list(filters)
         self._after = after
@@ -128,6 +132,7 @@ class OrderedPull(Puller):
             "num_replicas": 1,
             "inactive_threshold": round(60e9),
             "filter_subjects": self._filters,
+            "headers_only": self._headers_only,
         }
         self._name = name
         self._consumer_seq = 0
