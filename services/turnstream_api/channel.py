@@ -150,14 +150,14 @@ class Channel:
         self._put(frame)
 
     def _settle_speech(self, frame: Frame) -> None:
-        """What a run has said of a step is in the event that ends the step."""
+        """What a run has said of a step is in the event that ends the step, or the node."""
         match frame.type:
             case "run.ended":
                 self._speeches.pop(frame.run, None)
                 self._over.append(frame.run)
-            case "model.replied":
+            case "model.replied" | "node.finished":
                 if speech := self._speeches.get(frame.run):
-                    speech.forget(frame.step)
+                    speech.forget(frame.path, frame.step or None)
             case _:
                 pass
 

@@ -8,7 +8,7 @@ import msgspec
 
 from turnstream.ids import SessionKey
 from turnstream.log import codec
-from turnstream.session.events import ModelReplied, Recorded, RunReported
+from turnstream.session.events import ModelReplied, NodeFinished, Recorded, RunReported
 from turnstream.session.state import TERMINAL
 from turnstream.wire.live import Delta
 
@@ -34,6 +34,8 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     data: bytes
     step: int = 0
     """The step that this ends (`model.replied`) or belongs to (a delta)."""
+    path: str = ""
+    """Of the node that the step is one of, or that this ends."""
 
 
 def event_frame(recorded: Recorded) -> Frame:
@@ -41,14 +43,15 @@ def event_frame(recorded: Recorded) -> Frame:
     # Behind the end of its run comes what others have been told of it.
     run: int = 0 if isinstance(data, RunReported) else getattr(data, "run", 0)
     step = data.step if isinstance(data, ModelReplied) else 0
+    path = data.path if isinstance(data, ModelReplied | NodeFinished) else ""
     kind = recorded.event.type
     line = b"id: %d\nevent: %b\ndata: %b\n\n" % (recorded.seq, kind.encode(), codec.public(recorded))
-    return Frame(recorded.seq, recorded.previous, kind, run, line, step)
+    return Frame(recorded.seq, recorded.previous, kind, run, line, step, path)
 
 
-class Said(msgspec.Struct, frozen=True):
+class Said(msgspec.Struct, frozen=True, omit_defaults=True):
     """The data of a `delta` frame. `index` counts from 1 in each attempt: a number left out is a piece that was
-    lost."""
+    lost. `path`: of the node of a graph that says it, which `step` is counted in; several may speak at once."""
 
     run: str
     attempt: int
@@ -56,11 +59,13 @@ class Said(msgspec.Struct, frozen=True):
     index: int
     kind: str
     text: str
+    path: str = ""
 
 
 def delta_frame(key: SessionKey, delta: Delta) -> Frame:
-    said = Said(key.run(delta.run), delta.attempt, delta.step, delta.index, delta.kind, delta.text)
-    return Frame(0, 0, DELTA, delta.run, b"event: delta\ndata: %b\n\n" % _encode(said), delta.step)
+    said = Said(key.run(delta.run), delta.attempt, delta.step, delta.index, delta.kind, delta.text, delta.path)
+    data = b"event: delta\ndata: %b\n\n" % _encode(said)
+    return Frame(0, 0, DELTA, delta.run, data, delta.step, delta.path)
 
 
 def control(kind: str, body: msgspec.Struct | dict[str, object]) -> bytes:

@@ -256,9 +256,10 @@ _FLOWS: dict[str, Json] = {
         },
     },
     "Delta": {
-        "summary": "A piece of what a model is saying. Pieces may be lost; the index shows it.",
+        "summary": "A piece of what a model is saying. Pieces may be lost; the index shows it. The path is that of the "
+        "node of a graph whose model it is.",
         "contentType": "text/plain",
-        "headers": {"type": "object", "properties": dict.fromkeys(("attempt", "step", "index", "kind"), _TEXT)},
+        "headers": {"type": "object", "properties": dict.fromkeys(("attempt", "step", "index", "kind", "path"), _TEXT)},
         "payload": _TEXT,
     },
     "Letter": {

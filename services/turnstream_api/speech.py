@@ -6,7 +6,8 @@ from turnstream_api.frames import Frame
 
 
 class Speech:
-    """What a run has said of the step it is in, for those who join later. Bounded: the oldest goes first."""
+    """What a run has said of the steps that it is in, for those who join later: of one, or of one of each node of its
+    graph that speaks. Bounded: the oldest goes first."""
 
     def __init__(self, attempt: int) -> None:
         self.attempt = attempt
@@ -20,7 +21,9 @@ class Speech:
         while self._size > budget:
             self._size -= len(self.frames.popleft().data)
 
-    def forget(self, step: int) -> None:
-        """The event that ends this step holds its text."""
-        while self.frames and self.frames[0].step <= step:
-            self._size -= len(self.frames.popleft().data)
+    def forget(self, path: str, step: int | None = None) -> None:
+        """The event that ends this step of the node, or (None) the node, holds its text."""
+        kept = [frame for frame in self.frames if frame.path != path or (step is not None and frame.step > step)]
+        if len(kept) < len(self.frames):
+            self.frames = deque(kept)
+            self._size = sum(len(frame.data) for frame in kept)

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
-from tests.contracts.events import deleted, erased
+from tests.contracts.events import deleted, erased, event
 from tests.support.waiting import eventually
 
 from turnstream.ids import SessionKey
@@ -14,7 +15,8 @@ from turnstream.log.feed import Feed
 from turnstream.log.handle import Sessions
 from turnstream.log.memory import MemoryLog
 from turnstream.session.commands import OpenSession, Origin, PostMessage
-from turnstream.session.events import Opens, Part, Recorded
+from turnstream.session.decision import Decision
+from turnstream.session.events import ModelReplied, NodeFinished, Opens, Part, Recorded
 from turnstream.session.state import Session
 from turnstream.telemetry import Metrics
 from turnstream.wire.live import Delta
@@ -239,6 +241,29 @@ async def test_deltas_of_an_older_attempt_and_repeated_ones_are_not_shown(house:
     assert channel.join(late, session.seq)
     channel.catch_up(late)
     assert (await late.take() or b"").count(b"event: delta") == 2
+
+
+async def test_who_joins_late_gets_what_each_node_is_saying_that_has_not_finished(house: House) -> None:
+    session = await house.open()
+    channel = house.hub.channel(session)
+    await house.hub.hear(channel)
+    for index, (path, step) in enumerate([("a", 1), ("b", 1), ("c", 1), ("a", 2), ("b", 2)], 1):
+        house.hear(Delta(1, 1, step, index, "text", f"{path}{step}", path))
+    facts = (
+        ModelReplied(run=1, attempt=1, step=1, node="a", path="a"),
+        NodeFinished(run=1, attempt=1, node="b", path="b"),
+        NodeFinished(run=1, attempt=1, node="x", path="x"),
+    )
+    seq = session.seq
+    for fact in facts:
+        seq = await house.log.append(KEY, Decision(event(KEY, seq, fact)), seq)
+    await eventually(lambda: channel.seq == seq)
+    late = house.listener()
+    assert channel.join(late, seq)
+    channel.catch_up(late)
+    lines = (await late.take() or b"").split(b"\n")
+    said = [msgspec.json.decode(line[6:]) for line in lines if line.startswith(b"data: ")]
+    assert [(delta["path"], delta["step"], delta["index"]) for delta in said] == [("c", 1, 3), ("a", 2, 4)]
 
 
 async def test_what_a_run_says_is_kept_within_bounds(house: House) -> None:

@@ -249,6 +249,35 @@ async def test_steps_are_not_mixed(nats: Broker, key: SessionKey, heard: Heard) 
     assert [(delta.step, delta.text) for delta in heard.deltas] == [(1, "one"), (2, "two")]
 
 
+async def test_several_nodes_speak_at_once_and_are_not_mixed(nats: Broker, key: SessionKey, heard: Heard) -> None:
+    speech = Live(nats).speak(key, 1, attempt=1)
+    for left, right in (("Hel", "Good"), ("lo", "bye")):
+        await speech.say(1, "text", left, "each[0].draft")
+        await speech.say(1, "text", right, "each[1].draft")
+    await speech.mark(1, "tool", "look", "each[1].draft")
+    await speech.flush()
+    await speech.say(2, "text", "!", "each[0].draft")
+    await speech.finish(1, "each[1].draft")
+    await speech.flush()
+    await eventually(lambda: len(heard.deltas) == 4)
+    assert heard.deltas == [
+        Delta(1, 1, 1, 1, "text", "Goodbye", "each[1].draft"),
+        Delta(1, 1, 1, 2, "tool", "look", "each[1].draft"),
+        Delta(1, 1, 1, 3, "text", "Hello", "each[0].draft"),
+        Delta(1, 1, 2, 4, "text", "!", "each[0].draft"),
+    ]
+
+
+async def test_a_node_that_is_over_at_once_does_not_silence_the_others(
+    nats: Broker, key: SessionKey, heard: Heard
+) -> None:
+    speech = Live(nats).speak(key, 1, attempt=1)
+    await speech.say(1, "text", "slow", "a")
+    await speech.say(1, "text", "instant", "b")
+    await speech.finish(1, "b")
+    await eventually(lambda: [(delta.path, delta.text) for delta in heard.deltas] == [("a", "slow")], 2)
+
+
 async def test_who_comes_late_reads_what_is_kept_of_the_newest_attempt(nats: Broker, key: SessionKey) -> None:
     lives = Live(nats)
     for attempt in (1, 2):

@@ -113,14 +113,14 @@ class FakeSpeech:
         self._said = said
         self._attempt = attempt
 
-    async def say(self, step: int, kind: Kind, text: str) -> None:
+    async def say(self, step: int, kind: Kind, text: str, path: str = "") -> None:
         self._said.append((self._attempt, step, kind, text))
 
     mark = say
 
     async def flush(self) -> None: ...
 
-    async def finish(self, step: int) -> None: ...
+    async def finish(self, step: int, path: str = "") -> None: ...
 
     def silence(self) -> None: ...
 

@@ -1,7 +1,8 @@
 """Deltas: what a model says while it says it. They travel beside the log and are never stored in it.
 
 A delta is a message on `ts.delta.<account>.<session>.<run>`: the text is the payload, the headers say of which attempt
-and step it is, its kind, and its number in the attempt. They are published without acknowledgement and kept for
+and step it is, its kind, and its number in the attempt; in a graph, also of which node: several may speak at once, each
+counts its own steps, and the numbers go on over all of them. They are published without acknowledgement and kept for
 minutes, so some may be missing: the number shows the gap. What was really said is in the event that ends the step. A
 reader drops deltas of an attempt older than the newest it has seen.
 """
@@ -36,11 +37,12 @@ PIECE: Final = 64 * 1024
 BATCH: Final = 1000
 TIMEOUT: Final = 5.0
 
-ATTEMPT, STEP, INDEX, KIND = "attempt", "step", "index", "kind"
+ATTEMPT, STEP, INDEX, KIND, PATH = "attempt", "step", "index", "kind", "path"
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """One piece of what run `run` says. `index` counts from 1 in each attempt, over all its steps and kinds."""
+    """One piece of what run `run` says. `index` counts from 1 in each attempt, over all its nodes, steps and kinds.
+    `path`: of the node that says it, which `step` is counted in; empty outside of a graph."""
 
     run: int
     attempt: int
@@ -48,12 +50,40 @@ class Delta(msgspec.Struct, frozen=True):
     index: int
     kind: Kind
     text: str
+    path: str = ""
+
+
+class _Voice:
+    """What one node, or a run without a graph, has said and is not sent yet."""
+
+    def __init__(self) -> None:
+        self.kind: Kind = "text"
+        self.step = 0
+        self.spoken = 0
+        """The step of the last delta that was sent."""
+        self._parts: list[str] = []
+        self.size = 0
+
+    def add(self, step: int, kind: Kind, text: str) -> None:
+        self.step, self.kind = step, kind
+        self._parts.append(text)
+        self.size += len(text)
+
+    def goes_on(self, step: int, kind: Kind) -> bool:
+        """Whether a piece of this step and kind may be sent together with what is there."""
+        return not self._parts or (self.step == step and self.kind == kind)
+
+    def take(self) -> str:
+        text = "".join(self._parts)
+        self._parts.clear()
+        self.size = 0
+        return text
 
 
 class Speech:
-    """The deltas of one attempt, as they are made. Text and reasoning are gathered apart, in the order of their coming.
-    Of a step that is over before anything was due, nothing is sent: its words are in the log as soon as a delta would
-    be heard.
+    """The deltas of one attempt, as they are made. What several nodes say at once is gathered for each apart, and so
+    are text and reasoning, in the order of their coming. Of a step that is over before anything was due, nothing is
+    sent: its words are in the log as soon as a delta would be heard.
 
     Sending is best effort: a delta that cannot be sent leaves a gap and harms nobody.
     """
@@ -64,58 +94,50 @@ class Speech:
         self._attempt = str(attempt)
         self._index = 0
         self._silent = False
-        self._spoken = 0
-        """The step of the last delta that was sent."""
-        self._kind: Kind = "text"
-        self._step = 0
-        self._parts: list[str] = []
-        self._size = 0
+        self._voices: dict[str, _Voice] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._sending: asyncio.Task[None] | None = None
 
-    async def say(self, step: int, kind: Literal["text", "reasoning"], text: str) -> None:
-        if self._parts and (kind != self._kind or step != self._step):
-            await self.flush()
-        self._kind, self._step = kind, step
-        self._parts.append(text)
-        self._size += len(text)
-        if self._size >= SIZE:
-            await self.flush()
+    async def say(self, step: int, kind: Literal["text", "reasoning"], text: str, path: str = "") -> None:
+        voice = self._voice(path)
+        if not voice.goes_on(step, kind):
+            await self._utter(voice, path)
+        voice.add(step, kind, text)
+        if voice.size >= SIZE:
+            await self._utter(voice, path)
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(GATHER, self._due)
 
-    async def mark(self, step: int, kind: Literal["reset", "tool"], text: str) -> None:
+    async def mark(self, step: int, kind: Literal["reset", "tool"], text: str, path: str = "") -> None:
         """Says something that is not gathered: a reset, or a tool call that begins."""
-        await self.flush()
-        await self._send(step, kind, text)
+        voice = self._voice(path)
+        await self._utter(voice, path)
+        await self._send(voice, step, kind, text, path)
 
-    async def finish(self, step: int) -> None:
+    async def finish(self, step: int, path: str = "") -> None:
         """The step has come to its reply."""
-        if self._spoken == step:
-            await self.flush()
-        self._drop()
+        voice = self._voices.pop(path, None)
+        if not self._voices:
+            self._disarm()
+        if voice and voice.spoken == step:
+            await self._utter(voice, path)
 
     def silence(self) -> None:
         """The run is another's now: nothing more is said of this attempt."""
         self._silent = True
-        self._drop()
+        self._disarm()
+        self._voices.clear()
 
     async def flush(self) -> None:
         """Sends what was gathered."""
         self._disarm()
-        if not self._parts:
-            return
-        text = "".join(self._parts)
-        self._parts.clear()
-        self._size = 0
-        step, kind = self._step, self._kind
-        for start in range(0, len(text), PIECE):
-            await self._send(step, kind, text[start : start + PIECE])
+        for path, voice in tuple(self._voices.items()):
+            await self._utter(voice, path)
 
-    def _drop(self) -> None:
-        self._disarm()
-        self._parts.clear()
-        self._size = 0
+    def _voice(self, path: str) -> _Voice:
+        if path not in self._voices:
+            self._voices[path] = _Voice()
+        return self._voices[path]
 
     def _disarm(self) -> None:
         if self._timer is not None:
@@ -126,12 +148,20 @@ class Speech:
         self._timer = None
         self._sending = asyncio.ensure_future(self.flush())
 
-    async def _send(self, step: int, kind: Kind, text: str) -> None:
+    async def _utter(self, voice: _Voice, path: str) -> None:
+        step, kind = voice.step, voice.kind
+        text = voice.take()
+        for start in range(0, len(text), PIECE):
+            await self._send(voice, step, kind, text[start : start + PIECE], path)
+
+    async def _send(self, voice: _Voice, step: int, kind: Kind, text: str, path: str) -> None:
         if self._silent:
             return
         self._index += 1
-        self._spoken = step
+        voice.spoken = step
         headers = {ATTEMPT: self._attempt, STEP: str(step), INDEX: str(self._index), KIND: kind}
+        if path:
+            headers[PATH] = path
         with suppress(BrokerFault):
             await self._broker.publish(self._subject, text.encode(errors="replace"), headers=headers)
 
@@ -217,6 +247,7 @@ def parse(subject: str, headers: dict[str, str] | None, payload: bytes) -> Delta
         kind = found[KIND]
         if kind not in KINDS:
             return None
-        return Delta(run, int(found[ATTEMPT]), int(found[STEP]), int(found[INDEX]), cast(Kind, kind), payload.decode())
+        step, index, path = int(found[STEP]), int(found[INDEX]), found.get(PATH, "")
+        return Delta(run, int(found[ATTEMPT]), step, index, cast(Kind, kind), payload.decode(), path)
     except (KeyError, ValueError, IndexError):
         return None
