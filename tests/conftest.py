@@ -9,4 +9,5 @@ pytest_plugins = [
     "tests.support.deployment",
     "tests.support.production",
     "tests.support.stage",
+    "tests.support.servers",
 ]

@@ -42,6 +42,7 @@ from turnstream_runner.dispatch import Dispatch
 from turnstream_runner.equipment import Equipment
 from turnstream_runner.erase import Eraser
 from turnstream_runner.leases import Leases
+from turnstream_runner.mcp.servers import Servers
 from turnstream_runner.models.registry import Models
 from turnstream_runner.roles import Roles
 from turnstream_runner.room import Room
@@ -72,9 +73,11 @@ async def serve(
         models = Models(settings.models)
         stack.push_async_callback(models.close)
         await models.prepare(agent.model for agent in all_agents)
+        servers = Servers()
+        stack.push_async_callback(servers.close)
         names = Names()
         roster = Roster(all_agents, specs_of(settings, all_agents), settings, SavedAgents(broker), names)
-        equipment = _equipment(settings, broker, roster, models, known or Known(keep_bytes=KEEP_BYTES))
+        equipment = _equipment(settings, broker, roster, servers, models, known or Known(keep_bytes=KEEP_BYTES))
         stack.push_async_callback(equipment.sessions.close)
         leases = Leases(settings.lease, time.monotonic, lambda: broker.nc.is_connected)
         runner = Runner(equipment, leases, nonce=lambda: secrets.token_hex(8))
@@ -84,7 +87,9 @@ async def serve(
         await _work(settings, broker, runner, carrier, names, stop, ready)
 
 
-def _equipment(settings: Settings, broker: Broker, roster: Roster, models: Models, known: Known) -> Equipment:
+def _equipment(
+    settings: Settings, broker: Broker, roster: Roster, servers: Servers, models: Models, known: Known
+) -> Equipment:
     log = JetStreamLog(broker, append_timeout=settings.append_timeout, tombstone=settings.tombstone)
     sessions = Sessions(
         log,
@@ -101,6 +106,7 @@ def _equipment(settings: Settings, broker: Broker, roster: Roster, models: Model
         sessions=sessions,
         roles=Roles(roster, Tools(roster.local.tools)),
         roster=roster,
+        servers=servers,
         models=models,
         work=Work(broker),
         live=Live(broker),

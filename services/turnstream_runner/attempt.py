@@ -38,11 +38,13 @@ from turnstream_runner.attached import Attached
 from turnstream_runner.delegation import Delegation
 from turnstream_runner.equipment import Equipment
 from turnstream_runner.ledger import Ledger, persist
+from turnstream_runner.mcp.offer import WAIT, Offer
 from turnstream_runner.models.port import UnknownModel
 from turnstream_runner.opaque import Opaque
 from turnstream_runner.perform import ModelCall, Partial, ToolUse
 from turnstream_runner.roles import Role
 from turnstream_runner.room import Put
+from turnstream_runner.tools.registry import Tools
 
 NOT_APPROVED: Final = "what was approved is not what would run now: the tool has changed since"
 
@@ -60,6 +62,8 @@ class Attempt:
         self._equipment = equipment
         self._ledger = ledger
         self._role = role
+        """As the last step or call had it, with the tools of its servers that were there."""
+        self._offer = Offer(equipment.servers, role, ledger.key.account)
         self._speech = equipment.live.speak(ledger.key, run.n, number)
         self._delegation = Delegation(equipment, ledger)
         self._by_person = run.trigger == "action"
@@ -75,6 +79,7 @@ class Attempt:
 
     async def call_model(self, effect: CallModel, run: Run) -> RunFact:
         """What its provider wants back with this reply lies in the checkpoint before the reply is stored."""
+        self._role = await self._offer.for_model()
         budget = self._budget(run)
         wanted = window.needs(self._ledger.session, run, run.policy, budget)
         session, events = await self._ledger.shown(wanted)
@@ -114,16 +119,17 @@ class Attempt:
     async def call_tool(self, effect: CallTool) -> RunFact | None:
         """None: nothing came of it, for the runner shut down before the call's turn, or the run is not this attempt's
         any more."""
-        tools = self._role.tools
         call = await self._ledger.call(effect.call)
         if call.name == UPDATE_PLAN and self._role.agent.control.plan:
             return await self._keep_checklist(effect, call)
+        role = self._role = await self._offer.for_call(call.name, fresh=bool(effect.call.asks))
+        tools = role.tools
         async with tools.turn(call.name, f"{self._ledger.key.account}/{self._ledger.key.run(effect.run)}"):
             if self._draining:
                 return None
-            if effect.call.asks is None and self._role.asks(call.name) and not self._by_person:
+            if effect.call.asks is None and role.asks(call.name) and not self._by_person:
                 return _returned(effect, "error", NOBODY_ASKED)
-            if effect.call.asks and not await self._is_still_approved(effect, call):
+            if effect.call.asks and not await self._is_still_approved(effect, call, tools):
                 return _returned(effect, "denied", NOT_APPROVED)
             if not tools.is_idempotent(call.name) and effect.call.started != effect.attempt:
                 fact = ToolStarted(run=effect.run, attempt=effect.attempt, call_id=call.id)
@@ -160,6 +166,7 @@ class Attempt:
                 request = request_id(self._ledger.session, effect.run, number)
                 asks.append(Ask(request=request, kind="child", call_id=call.id, prompt=child.session))
                 continue
+            self._role = await self._offer.for_call(call.name, wait=WAIT)
             try:
                 asks.append(self._ask(call, request_id(self._ledger.session, effect.run, number)))
             except ValueError as error:
@@ -190,9 +197,10 @@ class Attempt:
         bound_to = tools.fingerprint(call.name, call.arguments)
         return requests.approval(call, request, digest=bound_to, timeout=self._role.agent.approval_timeout)
 
-    async def _is_still_approved(self, effect: CallTool, call: ToolCall) -> bool:
+    async def _is_still_approved(self, effect: CallTool, call: ToolCall, tools: Tools) -> bool:
+        """What cannot be reached is not called either, so it makes no difference what it is by now."""
         ask = await self._ledger.ask(effect.run, effect.call)
-        return ask.digest == self._role.tools.fingerprint(call.name, call.arguments)
+        return tools.is_absent(call.name) or ask.digest == tools.fingerprint(call.name, call.arguments)
 
 
 def put(equipment: Equipment, key: SessionKey, name: str) -> Put:

@@ -12,6 +12,7 @@ from turnstream.wire.live import Live
 from turnstream.wire.work import Work
 from turnstream_runner.copying import Copier
 from turnstream_runner.erase import Eraser
+from turnstream_runner.mcp.servers import Servers
 from turnstream_runner.models.registry import Models
 from turnstream_runner.roles import Roles
 from turnstream_runner.room import Room
@@ -35,4 +36,5 @@ class Equipment(msgspec.Struct, frozen=True, kw_only=True):
     copier: Copier
     room: Room
     now: Callable[[], int]
+    servers: Servers = msgspec.field(default_factory=Servers)
     stories: Stories = msgspec.field(default_factory=Stories)

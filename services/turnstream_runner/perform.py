@@ -101,7 +101,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
                 messages=self.messages,
                 shown=self.shown,
                 opaque=self.opaque,
-                instructions=self.role.agent.instructions,
+                instructions=self.role.instructions,
                 tools=self.role.specs,
                 params=self.role.params,
                 idempotency_key=self.effect.key,

@@ -31,7 +31,10 @@ def shown(error: BaseException) -> str:
 def line(text: str) -> str:
     """The first line of a text, short, without credentials."""
     first = next((part.strip() for part in fit(text).splitlines() if part.strip()), "")
-    struck = _SECRET.sub(
-        lambda found: (found["keep"] or found["name"] or found["scheme"] or "") + STRUCK, first[: 4 * MAX]
-    )
-    return struck if len(struck) <= MAX else f"{struck[:MAX]}…"
+    without = struck(first[: 4 * MAX])
+    return without if len(without) <= MAX else f"{without[:MAX]}…"
+
+
+def struck(text: str) -> str:
+    """The text without credentials."""
+    return _SECRET.sub(lambda found: (found["keep"] or found["name"] or found["scheme"] or "") + STRUCK, text)

@@ -11,6 +11,7 @@ import msgspec
 from turnstream import schemas
 from turnstream.agents import Agent, Agents, AgentsError, Fault, load
 from turnstream.agents.definition import AnyTool
+from turnstream.agents.mcp import tool_name
 from turnstream.session.errors import Rejected
 from turnstream.session.events import UPDATE_PLAN, PolicyData, Spec
 from turnstream.session.policy import merged, parse_policy
@@ -73,6 +74,8 @@ def schemas_of(tools: Mapping[str, AnyTool]) -> dict[str, str]:
 
 
 def tools_of(agent: Agent, known: Mapping[str, str]) -> dict[str, str]:
-    """The tools of an agent that a person may call by himself, those of them that are `known`, with their schemas."""
+    """The tools of an agent that a person may call by himself, those of them that are `known`, with their schemas, and
+    those that it names of its MCP servers, whose schemas only the servers have."""
     found = {name: known[name] for name in agent.tool_names if name in known}
+    found |= {tool_name(name, tool): "" for name, server in agent.mcp.items() for tool in server.tools or ()}
     return found | ({UPDATE_PLAN: ""} if agent.control.plan else {})

@@ -41,6 +41,7 @@ from turnstream_runner.dispatch import SLOTS, Dispatch
 from turnstream_runner.equipment import Equipment
 from turnstream_runner.erase import Eraser
 from turnstream_runner.leases import Leases
+from turnstream_runner.mcp.servers import Servers
 from turnstream_runner.models.registry import Models
 from turnstream_runner.roles import Roles
 from turnstream_runner.room import Room
@@ -111,6 +112,7 @@ class Stage(Client):
         tools: Sequence[Tool[..., Any]] = (),
         models: Models | None = None,
         slots: int = 64,
+        servers: Servers | None = None,
         **agent: Any,
     ) -> Actor:
         """A runner that knows one agent, `default`, with these tools and fields."""
@@ -134,6 +136,7 @@ class Stage(Client):
             sessions=sessions,
             roles=Roles(roster, Tools(known.tools)),
             roster=roster,
+            servers=servers or Servers(),
             models=scripted,
             work=Work(broker),
             live=Live(broker),

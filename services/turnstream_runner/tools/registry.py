@@ -1,55 +1,55 @@
 """Carries out one tool call. Whatever happens in it is a result that the model sees: arguments that do not fit, an
 exception, a time-out, an unknown tool. Only the cancellation of the caller comes out as what it is.
-
-Functions that are not async run in threads of their own: one that never returns holds up nobody, not even the
-interpreter's end. Nothing of an exception but its kind and first line is shown, and no credentials.
 """
 
 import asyncio
-import inspect
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-from pydantic import BaseModel, ValidationError
 
-from turnstream.agents import Tool, ToolContext, ToolError
+from turnstream.agents import Tool, ToolContext
 from turnstream.ids import digest
 from turnstream.telemetry import log
 from turnstream_runner.models.port import ToolSpec
-from turnstream_runner.shown import shown
+from turnstream_runner.tools.function import AnyTool, Function
 from turnstream_runner.tools.gate import Gate
-from turnstream_runner.tools.output import described, printed
-from turnstream_runner.tools.threads import in_thread
+from turnstream_runner.tools.port import Callee, ToolResult, Unfit
 from turnstream_runner.unicode import fit
 
-AnyTool = Tool[..., Any]
 ERROR_MAX = 4096
 """Characters of an error that the model sees."""
 GRACE = 1.0
-"""Seconds that a cancelled function gets to clean up before nobody waits for it any more."""
-
-
-class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
-    status: Literal["ok", "error"]
-    output: str = ""
-    error: str = ""
+"""Seconds that a cancelled call gets to clean up before nobody waits for it any more."""
 
 
 class Tools:
-    """Tools by name. A runner has one with all; each run gets those of its agent, by `only`."""
+    """Tools by name. A runner has one with all functions; each run gets those of its agent, by `only`, and those of
+    its agent's MCP servers, by `besides`."""
 
-    def __init__(self, tools: Mapping[str, AnyTool]) -> None:
-        self._tools = dict(tools)
+    def __init__(self, tools: Mapping[str, AnyTool | Callee]) -> None:
+        self._tools: dict[str, Callee] = {
+            name: Function(tool) if isinstance(tool, Tool) else tool for name, tool in tools.items()
+        }
+        self._absent: Mapping[str, str] = {}
         self._gates: dict[str, Gate] = {}
         self._leaving: set[asyncio.Task[ToolResult]] = set()
 
     def only(self, names: Iterable[str]) -> "Tools":
         """Nothing but these: what a model names besides them does not exist for it."""
-        some = Tools({name: self._tools[name] for name in names if name in self._tools})
-        some._gates, some._leaving = self._gates, self._leaving
-        return some
+        return self._like_this({name: self._tools[name] for name in names if name in self._tools})
+
+    def besides(self, some: Iterable[Callee], absent: Mapping[str, str]) -> "Tools":
+        """These too. `absent`: what names of tools that cannot be had now begin with, and why they cannot."""
+        found = self._like_this(self._tools | {tool.name: tool for tool in some})
+        found._absent = dict(absent)
+        return found
+
+    def _like_this(self, tools: Mapping[str, Callee]) -> "Tools":
+        found = Tools(tools)
+        found._gates, found._leaving = self._gates, self._leaving
+        return found
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """What a model is told of the tools, in their order."""
@@ -62,6 +62,14 @@ class Tools:
     def has(self, name: str) -> bool:
         return name in self._tools
 
+    def is_absent(self, name: str) -> bool:
+        """Whether it is a tool, or may be one, that cannot be had now."""
+        return name not in self._tools and bool(self._reason(name))
+
+    def listed(self, name: str) -> str:
+        """The name by which an agent's definition speaks of the tool."""
+        return self._tools[name].listed if name in self._tools else name
+
     def needs_approval(self, name: str) -> bool:
         """What the tool says of itself."""
         return name in self._tools and self._tools[name].approval
@@ -73,8 +81,11 @@ class Tools:
 
     def fault(self, name: str, arguments: str) -> str:
         """Why a call cannot be carried out; empty if it can."""
-        read = self._read(name, arguments)
-        return read if isinstance(read, str) else ""
+        try:
+            self._read(name, arguments)
+        except Unfit as error:
+            return str(error)
+        return ""
 
     @asynccontextmanager
     async def turn(self, name: str, run: str) -> AsyncGenerator[None, None]:
@@ -91,11 +102,12 @@ class Tools:
 
     async def call(self, name: str, arguments: str, context: ToolContext) -> ToolResult:
         """Calls the tool with arguments in JSON as the model wrote them."""
-        read = self._read(name, arguments)
-        if isinstance(read, str):
-            return _error(read)
+        try:
+            given = self._read(name, arguments)
+        except Unfit as error:
+            return _error(str(error))
         tool = self._tools[name]
-        task = asyncio.create_task(_performed(tool, _given(tool, read, context)), name=f"tool {name}")
+        task = asyncio.create_task(tool.call(given, context), name=f"tool {name}")
         try:
             done, _ = await asyncio.wait((task,), timeout=tool.timeout)
             if not done:
@@ -109,57 +121,23 @@ class Tools:
                 self._leaving.add(task)
                 task.add_done_callback(self._leaving.discard)
         if done:
-            return task.result()
+            result = task.result()
+            return _error(result.error) if result.status == "error" else result
         log.debug("tool.timeout", tool=name, account=context.account, run=context.run, gone=task.done())
         return _error(f"the tool took longer than {tool.timeout:g} s and was given up")
 
-    def _read(self, name: str, arguments: str) -> BaseModel | str:
-        """The arguments, or why the tool cannot be called with them."""
+    def _reason(self, name: str) -> str:
+        """Why a tool cannot be had now; empty where it could, if it were one."""
+        return next((reason for prefix, reason in self._absent.items() if name.startswith(prefix)), "")
+
+    def _read(self, name: str, arguments: str) -> Any:
+        """The arguments. Raises `Unfit` where the tool cannot be called with them."""
         tool = self._tools.get(name)
         if tool is None:
-            return f"there is no tool {name[:64]!r}; there are: {', '.join(sorted(self._tools))}"
-        try:
-            return tool.arguments.model_validate_json(fit(arguments).strip() or "{}")
-        except ValidationError as error:
-            return f"the arguments do not fit: {described(error)}"
-        except Exception as error:  # a validator of the tool's own
-            return shown(error)
-
-
-def _given(tool: AnyTool, arguments: BaseModel, context: ToolContext) -> dict[str, Any]:
-    given = {name: getattr(arguments, field) for field, name in tool.names.items()}
-    if tool.context:
-        given[tool.context] = context
-    return given
-
-
-async def _performed(tool: AnyTool, given: dict[str, Any]) -> ToolResult:
-    try:
-        return ToolResult(status="ok", output=await _output(tool, given))
-    except ToolError as error:
-        return _error(fit(str(error)))
-    except asyncio.CancelledError as error:
-        current = asyncio.current_task()
-        if current is not None and current.cancelling():
-            raise
-        return _error(shown(error))
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # SystemExit too: a tool must not end the runner
-        log.debug("tool.failed", tool=tool.name, error=shown(error))
-        return _error(shown(error))
-
-
-async def _output(tool: AnyTool, given: dict[str, Any]) -> str:
-    if tool.is_async:
-        return printed(await tool.function(**given))
-
-    def call() -> Any:
-        value = tool.function(**given)
-        return value if inspect.isawaitable(value) else printed(value)
-
-    value = await in_thread(call, f"tool {tool.name}")
-    return printed(await value) if inspect.isawaitable(value) else value
+            if reason := self._reason(name):
+                raise Unfit(reason)
+            raise Unfit(f"there is no tool {name[:64]!r}; there are: {', '.join(sorted(self._tools))}")
+        return tool.read(fit(arguments).strip() or "{}")
 
 
 def _error(message: str) -> ToolResult:

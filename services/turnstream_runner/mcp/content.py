@@ -1,0 +1,63 @@
+"""What a tool of a server returned, as the text that the model sees.
+
+Texts are shown as they are, one below the other; what cannot be shown as text is named, never dumped. Structured
+content is shown as JSON, unless the texts say the same already, as the protocol wants them to.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from turnstream_runner.tools.output import printed
+
+if TYPE_CHECKING:
+    from mcp.types import CallToolResult, ContentBlock
+
+
+def text_of(result: "CallToolResult") -> str:
+    """Raises `ValueError` for more than a result may have."""
+    parts = [_part(block) for block in result.content]
+    structured = result.structured_content
+    if structured is not None and not _is_said(structured, [block.text for block in result.content if _is_text(block)]):
+        parts.append(printed(structured))
+    return printed("\n".join(part for part in parts if part))
+
+
+def _is_text(block: "ContentBlock") -> bool:
+    return block.type == "text"
+
+
+def _part(block: "ContentBlock") -> str:
+    match block.type:
+        case "text":
+            return block.text
+        case "image" | "audio":
+            return f"[{block.type}, {block.mime_type}, {_bytes(block.data)} bytes: not shown]"
+        case "resource_link":
+            return f"[resource {block.name}: {block.uri}]"
+        case "resource":
+            inner = block.resource
+            kind = inner.mime_type or "of unknown type"
+            if (text := getattr(inner, "text", None)) is not None:
+                return f"[resource {inner.uri}, {kind}]\n{text}"
+            return f"[resource {inner.uri}, {kind}, {_bytes(inner.blob)} bytes: not shown]"
+        case other:
+            return f"[{other}: not shown]"
+
+
+def _bytes(encoded: str) -> int:
+    """How many bytes some base64 stands for."""
+    return len(encoded) * 3 // 4 - encoded[-2:].count("=")
+
+
+def _is_said(structured: object, texts: Sequence[str]) -> bool:
+    """Whether the texts are the structured content itself. A server that has only a value to return, or a list of them,
+    wraps it: `{"result": value}`."""
+    wrapped = structured["result"] if isinstance(structured, dict) and set(structured) == {"result"} else structured
+    if list(texts) == [wrapped] or list(texts) == wrapped:
+        return True
+    try:
+        read = [json.loads(text) for text in texts]
+    except (ValueError, RecursionError):
+        return False
+    return read == wrapped or (len(read) == 1 and read[0] in (structured, wrapped))
