@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import SecretStr
-from tests.support.providers import Exchange, peer
+from tests.support.providers import Aimock, Exchange, peer
 from tests.support.wires import WIRES, Spoken
 
 from turnstream.session.events import Attachment, ToolCall, Usage
@@ -497,3 +497,69 @@ async def test_a_model_that_asks_for_tools_without_end_is_stopped(wire: type[Spo
     async with peer(answers(wire, asks)) as provider:
         error, _ = await failed(wire, provider.base_url)
     assert error.message == "the model asked for more than 256 tools in one reply"
+
+
+# --- against a server of somebody else's ------------------------------------------------------------------------------
+
+TOOLS = [{"id": f"call_{n}", "name": "weather", "arguments": json.dumps({"city": n})} for n in ("a", "b")]
+
+
+async def test_aimock_a_run_with_reasoning_and_tools(wire: type[Spoken], aimock: Aimock) -> None:
+    said, usage = "Cold, and warm: 👩‍👩‍👧 \u2028 done.", {"prompt_tokens": 21, "completion_tokens": 9}
+    aimock.answer(
+        {"match": {"hasToolResult": True}, "response": {"content": said, "usage": usage}, "chunkSize": 5},
+        {
+            "match": {"userMessage": "weather?"},
+            "response": {"content": "I look.", "toolCalls": TOOLS, "reasoning": "SECRET-THOUGHT"},
+        },
+    )
+    first, items = await asked(wire, aimock.base_url, request(UserMessage("weather?"), tools=(WEATHER,)))
+    assert (first.text, first.reasoning, first.finish) == ("I look.", "SECRET-THOUGHT", "tool_calls")
+    assert (text_of(items), reasoning_of(items)) == (first.text, first.reasoning)
+    assert [(call.id, call.name, json.loads(call.arguments)) for call in first.tool_calls] == [
+        ("call_a", "weather", {"city": "a"}),
+        ("call_b", "weather", {"city": "b"}),
+    ]
+    results = tuple(ToolMessage(call.id, call.name, "-4") for call in first.tool_calls)
+    going_on = (UserMessage("weather?"), AssistantMessage(first.text, first.tool_calls), *results)
+    second, items = await asked(
+        wire, aimock.base_url, request(*going_on, opaque=(first.opaque,), instructions="Be brief.", tools=(WEATHER,))
+    )
+    assert second.text == text_of(items) == said
+    assert sum(isinstance(item, TextDelta) for item in items) > 3
+    assert (second.finish, second.usage.input_tokens, second.usage.output_tokens) == ("stop", 21, 9)
+    later = (*going_on, AssistantMessage(said), UserMessage("weather? again"))
+    await asked(wire, aimock.base_url, request(*later, tools=(WEATHER,)))
+    assert "SECRET-THOUGHT" not in json.dumps(aimock.requests()[-1])
+
+
+async def test_aimock_s22_503_and_429_are_retried_by_one_layer(wire: type[Spoken], aimock: Aimock) -> None:
+    hello = {"userMessage": "hello"}
+    down = {"error": {"message": "upstream is down", "type": "server_error"}, "status": 503}
+    limited = {"error": {"message": "slow down", "type": "rate_limit_error"}, "status": 429, "retryAfter": 61}
+    aimock.answer({"match": hello, "response": down})
+    error, _ = await failed(wire, aimock.base_url, tries=3)
+    assert (error.retryable, len(aimock.requests())) == (True, 3)
+    assert "upstream is down" in error.message
+    aimock.answer({"match": hello, "response": limited})
+    error, _ = await failed(wire, aimock.base_url, tries=3)
+    assert (error.retry_after, len(aimock.requests())) == (61.0, 1)
+
+
+async def test_aimock_s23_a50_a_stream_that_drops_is_tried_again(wire: type[Spoken], aimock: Aimock) -> None:
+    whole = "one two three four five six seven eight nine ten"
+    hello = {"userMessage": "hello"}
+    aimock.answer(
+        {
+            "match": {**hello, "sequenceIndex": 0},
+            "response": {"content": "WRONG " + whole},
+            "chunkSize": 5,
+            "truncateAfterChunks": 8,
+            "latency": 10,  # aimock destroys the socket: what was sent just before would be lost with it
+        },
+        {"match": hello, "response": {"content": whole}, "chunkSize": 5},
+    )
+    reply, items = await asked(wire, aimock.base_url, tries=2)
+    [at] = [n for n, item in enumerate(items) if isinstance(item, Reset)]
+    assert text_of(items[:at]).startswith("WRONG")
+    assert reply.text == text_of(items[at:]) == whole

@@ -1,8 +1,8 @@
-"""Providers on loopback for tests of the model wire.
+"""Providers on loopback for tests of the model wires.
 
-`aimock` is a real OpenAI-compatible server (npm, pinned in `aimock/package-lock.json`), installed on first use. Where
-there is no node its tests are skipped; where there is one they run or fail. `Peer` is a bare socket for what no decent
-server does: silence, broken bytes, a stream cut anywhere; and it sees when a client goes.
+`aimock` is a server that speaks as OpenAI and Anthropic do (npm, pinned in `aimock/package-lock.json`), installed on
+first use. Where there is no node its tests are skipped; where there is one they run or fail. `Peer` is a bare socket
+for what no decent server does: silence, broken bytes, a stream cut anywhere; and it sees when a client goes.
 """
 
 import asyncio
@@ -46,7 +46,10 @@ class Aimock:
         self._control.close()
 
     def _look(self) -> None:
-        FAULTS.extend(fault for body in self.requests() for fault in faults_on_the_wire(body))
+        """Of other requests than for chat completions it keeps only what it makes of them."""
+        entries = self._control.get("/journal").raise_for_status().json()
+        asked = [entry["body"] for entry in entries if entry["path"].endswith("/chat/completions")]
+        FAULTS.extend(fault for body in asked for fault in faults_on_the_wire(body))
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +100,8 @@ def _install(npm: str) -> None:
 class Exchange:
     """One request that a peer was sent. The answer is written piece by piece."""
 
-    def __init__(self, headers: dict[str, str], body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    def __init__(self, path: str, headers: dict[str, str], body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        self.path = path
         self.headers = headers
         self.body = body
         self._writer = writer
@@ -197,9 +201,9 @@ class Peer:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
             body = json.loads(await reader.readexactly(int(headers["content-length"])))
-            exchange = Exchange(headers, body, writer)
+            exchange = Exchange(head[0].split()[1], headers, body, writer)
             self.seen.append(exchange)
-            FAULTS.extend(faults_on_the_wire(body))
+            FAULTS.extend(faults_on_the_wire(body, exchange.path))
             await self._answer(exchange, reader)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass

@@ -12,6 +12,7 @@ from html import unescape
 from typing import Any
 
 import pytest
+from tests.support import wire_rules
 
 from turnstream.session.frames import TAGS
 from turnstream.session.messages import AssistantMessage, Message, ToolMessage, UserMessage
@@ -110,8 +111,17 @@ def faults(messages: Sequence[Message]) -> Iterator[str]:
         yield f"at the end, {', '.join(waiting)} has no result"
 
 
-def faults_on_the_wire(body: Mapping[str, Any]) -> Iterator[str]:
-    """The same of a request as an OpenAI-compatible provider gets it."""
+def faults_on_the_wire(body: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """The same of a request as a provider gets it, at this path of its."""
+    if path.startswith("/v1/responses"):
+        yield from wire_rules.responses(body)
+    elif path.startswith("/v1/messages"):
+        yield from wire_rules.messages(body)
+    else:
+        yield from _faults_of_chat(body)
+
+
+def _faults_of_chat(body: Mapping[str, Any]) -> Iterator[str]:
     waiting: list[str] = []
     for place, message in enumerate(body.get("messages", ())):
         where = f"message {place}"

@@ -54,6 +54,8 @@ class AnthropicMessages(Wire):
             base_url=(settings.base_url or ADDRESS).rstrip("/").removesuffix("/v1"),
             max_retries=0,  # there is one retry layer, ours
             timeout=Timeout(settings.silence, connect=CONNECT),
+            # Anthropic takes the key as a bearer now; others who speak its language, where it took it before.
+            default_headers={"X-Api-Key": key} if settings.base_url else None,
         )
         model = AnthropicModel(
             settings.model, provider=AnthropicProvider(anthropic_client=self._client), profile=PROFILE

@@ -64,12 +64,15 @@ def messages(request: ModelRequest, manner: Manner, *, system: str, source: str)
             case ToolMessage():
                 pending.append(_returned(message, ids.of(message.call_id), manner))
             case AssistantMessage():
+                back = read(next(opaque), source)
+                text = message.text if manner.blanks or message.text.strip() else ""
+                if not text and not message.tool_calls:
+                    continue
                 if pending:
                     found.append(Prompt(pending))
                     pending = []
                 calls = [ToolCallPart(call.name, call.arguments, ids.new(call.id)) for call in message.tool_calls]
-                text = message.text if manner.blanks or message.text.strip() else ""
-                found.append(ModelResponse(list(_said(text, calls, read(next(opaque), source), system))))
+                found.append(ModelResponse(list(_said(text, calls, back, system))))
     if pending:
         found.append(Prompt(pending))
     return found
@@ -97,7 +100,7 @@ class _CallIds:
 
 
 def _returned(message: ToolMessage, call_id: str, manner: Manner) -> ToolReturnPart:
-    text = message.text if manner.blanks or message.text.strip() else None
+    text = message.text if manner.blanks or message.text.strip() else []
     outcome = "failed" if message.is_error and manner.failures else "success"
     return ToolReturnPart(tool_name=message.name, content=text, tool_call_id=call_id, outcome=outcome)
 
