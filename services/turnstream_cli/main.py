@@ -10,7 +10,7 @@ from cyclopts import App, CycloptsError
 from rich.console import Console
 
 from turnstream.settings import SettingsError
-from turnstream_cli import asked, delete, demo, fork, look, serve, talk, tend, within
+from turnstream_cli import agents, asked, delete, demo, fork, look, serve, talk, tend, within
 from turnstream_cli.exits import CommandError, Exit
 
 HELP = """Event-sourced sessions and runs for AI agents.
@@ -46,7 +46,7 @@ def build() -> App:
     }.items():
         for command in commands:
             app.command(command, group=group)
-    for sub, group in ((look.runs, LOOK), (tend.keys, "Tend")):
+    for sub, group in ((look.runs, LOOK), (agents.agents, "Agents"), (tend.keys, "Tend")):
         sub.group = group
         app.command(sub)
     return app

@@ -132,14 +132,12 @@ class _Found:
         if not folder.is_dir():
             self.faults.append(Fault(str(folder), "", "no such folder"))
             return
-        for file in sorted(folder.iterdir()):
-            if file.suffix in FORMATS and file.is_file() and not file.name.startswith("."):
-                self._take_file(file)
+        for file in files_in(folder):
+            self._take_file(file)
 
     def _take_file(self, file: Path) -> None:
         try:
-            agent = define(file.name, {"name": file.stem, **parse(file)})
-            self._add_agent(Source("file", file.name), agent)
+            self._add_agent(Source("file", file.name), define(file.name, read(file)))
         except AgentsError as error:
             self.faults += error.faults
 
@@ -179,8 +177,19 @@ class _Found:
             self.faults += check(str(self.sources[name]), agent, self.tools, models, agents)
 
 
-def parse(file: Path) -> Mapping[str, object]:
-    """What a file says. Raises `AgentsError`."""
+def files_in(folder: Path) -> list[Path]:
+    """The files of a folder that define agents, by name."""
+    return [
+        file
+        for file in sorted(folder.iterdir())
+        if file.suffix in FORMATS and file.is_file() and not file.name.startswith(".")
+    ]
+
+
+def read(file: Path, where: str = "") -> dict[str, object]:
+    """What a file says of an agent, who has the file's name if it says none. `where`: what faults call the file, if not
+    by its name. Raises `AgentsError`."""
+    where = where or file.name
     try:
         with file.open("rb") as source:
             data = source.read(FILE_MAX + 1)
@@ -189,7 +198,7 @@ def parse(file: Path) -> Mapping[str, object]:
         text = data.decode()
         parsed: object = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
-        raise AgentsError([Fault(file.name, "", f"cannot be read: {error}")]) from None
+        raise AgentsError([Fault(where, "", f"cannot be read: {error}")]) from None
     if not isinstance(parsed, dict):
-        raise AgentsError([Fault(file.name, "", "is not an object")])
-    return cast(dict[str, object], parsed)
+        raise AgentsError([Fault(where, "", "is not an object")])
+    return {"name": file.stem, **cast(dict[str, object], parsed)}

@@ -14,6 +14,7 @@ from typing import assert_never
 import msgspec
 
 from turnstream import schemas
+from turnstream.ids import agent_id
 from turnstream.session import answers, forking, routing
 from turnstream.session.commands import (
     Act,
@@ -340,9 +341,12 @@ def _retry(command: RetrySession, session: Session) -> Decision:
     failed = last is not None and last.status in ("failed", "timed_out") and last.message_ids
     if last is None or not failed or any(run.n > last.run for run in session.runs):
         raise Rejected("nothing_to_retry", "the latest run did not fail")
-    known = command.specs.get(last.spec.agent)
+    name = last.spec.agent
+    if session.agent_name == agent_id(name, last.spec.version):  # the session wants no other version
+        name = session.agent_name
+    known = command.specs.get(name)
     if known is None:
-        raise Rejected("agent_not_found", f"no agent {last.spec.agent}", field="agent")
+        raise Rejected("agent_not_found", f"no agent {name}", field="agent")
     # The same definition keeps what was said for that turn, its model too; another one is what the agent is now.
     spec = last.spec if known.digest == last.spec.digest else known
     spec = msgspec.structs.replace(spec, policy=merged(known.policy, session.policy))

@@ -21,6 +21,7 @@ from typing import Final, assert_never
 
 import msgspec
 
+from turnstream.ids import agent_id
 from turnstream.session import answers
 from turnstream.session.commands import Act, PostMessage
 from turnstream.session.decision import Decision, after, dues_parked, event_of, expiries, expiry, wakes
@@ -223,7 +224,8 @@ class _Route:
     def _steers(self, run: Run) -> Decision:
         """Only what is for this very run: another author's message, where that matters, or one for another agent or
         model, waits for its turn. So does what comes to an action or a graph: neither has a next word to carry it."""
-        other = self.command.agent not in (None, run.spec.agent) or self.command.model
+        mine = (None, run.spec.agent, agent_id(run.spec.agent, run.spec.version))
+        other = self.command.agent not in mine or self.command.model
         if other or run.trigger == "action" or run.spec.graph or self._is_foreign(run):
             return self._queued()
         _find_room(self.session)
