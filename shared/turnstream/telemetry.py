@@ -31,7 +31,10 @@ def get_logger(**bound: object) -> FilteringBoundLogger:
 
 log = get_logger()
 
-_QUIET = ("httpx", "httpcore", "faststream", "uvicorn.access", "uvicorn.error", "asyncio", "aiosqlite", "nats")
+_QUIET = (
+    *("httpx", "httpx2", "httpcore", "faststream", "uvicorn.access", "uvicorn.error"),
+    *("asyncio", "aiosqlite", "nats"),
+)
 """Libraries of which only warnings are worth an entry."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import uvloop
 from structlog.testing import capture_logs
 from tests.support.servers import SECRET, Notes, Web, broken, is_there, process
 from tests.support.waiting import eventually
@@ -298,3 +299,24 @@ async def test_descriptors_are_given_back(servers: Servers) -> None:
         await failure(servers.call(where, "die", {}))
         await servers.call(where, "add", {"a": 1, "b": 2})
     await eventually(lambda: count() <= before, what="as many open files as before")
+
+
+def test_the_same_holds_on_the_loop_that_runners_have(environment: dict[str, str], notes: Notes) -> None:
+    async def scenario() -> None:
+        servers = Servers(environment)
+        assert str(await failure(servers.tools(at(broken("ended")), wait=WAIT))) == "it ended with status 7"
+        assert "more than 8388608" in str(await failure(servers.tools(at(broken("endless")), wait=WAIT)))
+        where = at(process())
+        born = json.loads(await servers.call(where, "breed", {}))
+        call = asyncio.create_task(servers.call(where, "slow", {"seconds": 60}))
+        await notes.until("begun ")
+        call.cancel()
+        await notes.until("cancelled ", timeout=1.0)
+        assert str(await failure(servers.call(where, "die", {}))) == "it ended with status 3"
+        await eventually(lambda: not is_there(born["child"]))
+        assert await servers.call(where, "add", {"a": 1, "b": 2}) == "3"
+        born = json.loads(await servers.call(where, "breed", {}))
+        await servers.close()
+        assert not is_there(born["server"]) and not is_there(born["child"])
+
+    uvloop.run(scenario())

@@ -52,6 +52,7 @@ async def spoken(name: str, endpoint: Endpoint, ended: Callable[[str], None]) ->
             group.start_soon(child.listen, inbound, ended)
             group.start_soon(child.speak, outbound)
             group.start_soon(child.log_errors)
+            group.start_soon(child.clear_away)
             try:
                 yield heard, said
             finally:
@@ -183,6 +184,11 @@ class Child:
                     log.info("an MCP server says", server=self._name, pid=self.pid, text=text)
                 elif lines == LINES_MAX + 1:
                     log.info("an MCP server says more than is logged", server=self._name, pid=self.pid)
+
+    async def clear_away(self) -> None:
+        """When the server has ended, ends the rest of its group: what is in it may hold the pipes open."""
+        await self._process.wait()
+        self._signal(signal.SIGKILL)
 
     async def stop(self) -> None:
         """Ends the whole group. Takes as long as the times above, at most."""
