@@ -13,6 +13,7 @@ from typing import Annotated, Final, Literal, cast
 from pydantic import Field, PlainValidator, ValidationError, ValidationInfo, field_serializer, field_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from turnstream.agents import references
 from turnstream.agents.errors import AgentsError, Fault
 from turnstream.agents.graph import Graph, WholeGraph
 from turnstream.agents.mcp import SEPARATOR, McpServer, ServerName
@@ -89,7 +90,7 @@ class Agent(Definition):
             if model == "":
                 raise PydanticCustomError(_NO_MODEL, "model: field required")
             return None
-        faults: list[tuple[Place, str]] = []
+        faults = list(references.faults_of(graph))
         for place, node in graph.walk():
             if model == "" and asks_model(node) and node.model is None:
                 faults.append(((*place, "model"), "no model: neither the node nor the agent names one"))

@@ -13,7 +13,6 @@ from turnstream.agents.terms import (
     Definition,
     Fixed,
     Json,
-    JsonObject,
     Params,
     Place,
     Said,
@@ -23,6 +22,7 @@ from turnstream.agents.terms import (
     Unique,
     refusal,
 )
+from turnstream.agents.texts import Arguments, ExpressionText, TemplateText
 
 if TYPE_CHECKING:
     from turnstream.agents.graph import WholeGraph
@@ -66,7 +66,7 @@ class LlmNode(_Node):
     type: Literal["llm"]
     model: Said | None = None
     instructions: str | None = None
-    prompt: Said = "{{ input }}"
+    prompt: TemplateText = "{{ input }}"
     params: Params | None = None
     tools: Annotated[Sequence[ToolName], Unique] | None = None
     mcp: Annotated[Sequence[str], Unique] | None = None
@@ -82,7 +82,7 @@ class ToolNode(_Node):
 
     type: Literal["tool"]
     tool: ToolName
-    arguments: JsonObject = {}
+    arguments: Arguments = {}
 
 
 class McpNode(_Node):
@@ -93,14 +93,14 @@ class McpNode(_Node):
     type: Literal["mcp"]
     server: Said
     tool: McpTool
-    arguments: JsonObject = {}
+    arguments: Arguments = {}
 
 
 class Rule(Definition):
     """The port that is taken where an expression holds."""
 
     port: Port
-    when: Said
+    when: ExpressionText
 
 
 class RouterNode(_Node):
@@ -137,8 +137,8 @@ class GuardrailNode(_Node):
     PORTS = ("allow", "block")
 
     type: Literal["guardrail"]
-    rule: Said | None = None
-    check: Said | None = None
+    rule: ExpressionText | None = None
+    check: TemplateText | None = None
     model: Said | None = None
 
     @model_validator(mode="after")
@@ -157,7 +157,7 @@ class HumanNode(_Node):
     """Asks a person, and waits. `timeout` is in seconds; nobody answering fails the run, or `default` is the answer."""
 
     type: Literal["human"]
-    prompt: Said
+    prompt: TemplateText
     answer: Schema | None = Field(default=None, alias="schema")
     choices: Annotated[Sequence[Said], Unique, Field(min_length=1, max_length=CHOICES_MAX)] | None = None
     timeout: Seconds | None = None
@@ -186,7 +186,7 @@ class AgentNode(_Node):
 
     type: Literal["agent"]
     agent: AgentRef
-    prompt: Said = "{{ input }}"
+    prompt: TemplateText = "{{ input }}"
     output: Schema | None = None
 
 
@@ -196,7 +196,7 @@ class MapNode(_Node):
 
     type: Literal["map"]
     graph: "WholeGraph"
-    over: Said | None = None
+    over: ExpressionText | None = None
     on_error: Literal["fail_fast", "collect"] = "fail_fast"
 
 
@@ -205,7 +205,7 @@ class LoopNode(_Node):
 
     type: Literal["loop"]
     graph: "WholeGraph"
-    until: Said
+    until: ExpressionText
     max_iterations: Annotated[int, Field(ge=1, le=ITERATIONS_MAX)]
 
 

@@ -67,12 +67,13 @@ def lines_of(error: ValidationError) -> list[InitErrorDetails]:
 
 def _json(value: object) -> object:
     """Raises for what JSON could not hold: times of TOML, numbers that are none."""
-    if faults := list(_not_json(value, (), JSON_DEPTH)):
+    if faults := list(not_json(value)):
         raise refusal(faults)
     return value
 
 
-def _not_json(value: object, place: Place, levels: int) -> Iterable[tuple[Place, str]]:
+def not_json(value: object, place: Place = (), levels: int = JSON_DEPTH) -> Iterable[tuple[Place, str]]:
+    """What in a value JSON could not hold."""
     if not levels:
         yield place, f"more than {JSON_DEPTH} levels deep"
     elif isinstance(value, Mapping):
@@ -80,10 +81,10 @@ def _not_json(value: object, place: Place, levels: int) -> Iterable[tuple[Place,
             if not isinstance(key, str):
                 yield place, f"{key!r} is no key of an object: it is not a text"
             else:
-                yield from _not_json(inner, (*place, key), levels - 1)
+                yield from not_json(inner, (*place, key), levels - 1)
     elif isinstance(value, (list, tuple)):
         for i, inner in enumerate(cast("list[object]", value)):
-            yield from _not_json(inner, (*place, i), levels - 1)
+            yield from not_json(inner, (*place, i), levels - 1)
     elif not (value is None or isinstance(value, (str, bool, int, float))):
         yield place, f"a {type(value).__name__} is nothing that JSON has"
     elif isinstance(value, float) and not math.isfinite(value):
