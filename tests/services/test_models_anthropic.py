@@ -250,6 +250,18 @@ async def test_a_turn_whose_thinking_is_lost_goes_on_without_and_the_next_one_th
         assert provider.seen[-1].body["thinking"]["type"] == "adaptive"
 
 
+async def test_whoever_speaks_right_behind_a_result_ends_no_turn() -> None:
+    """A message that steers, or the next one after a turn that failed there."""
+    effort = {"reasoning_effort": "low"}
+    async with peer(says(interleaved, "tool_calls")) as provider:
+        first = await reply_of(provider.base_url, request(UserMessage("?"), tools=(TOOL,), params=effort))
+        for opaque, thinks in (((first.opaque,), True), ((b"",), False), ((), False)):
+            asking = goes_on(first, opaque, params=effort)
+            spoken = (*asking.messages, UserMessage("In short."))
+            await reply_of(provider.base_url, request(*spoken, opaque=opaque, tools=(TOOL,), params=effort))
+            assert ("thinking" in provider.seen[-1].body) is thinks
+
+
 async def test_a_turn_that_thought_once_goes_on_thinking() -> None:
     """Its later steps need not have thought."""
     effort = {"reasoning_effort": "low"}

@@ -4,8 +4,10 @@ import re
 import tomllib
 from pathlib import Path
 
+from turnstream.agents import PARAMS, Params
 from turnstream.agents.definition import Agent, Limits, define
 from turnstream.session.policy import parse_policy
+from turnstream.settings import ModelSettings
 from turnstream_cli.main import build
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +56,24 @@ def test_the_whole_agent_of_the_readme_is_one_and_leaves_nothing_out() -> None:
     agent = define("README.md", said)
     assert agent.control.ask_user and agent.approval == {"add": "always"}
     assert parse_policy(dict(agent.policy)).preset == "thread"
+
+
+def test_the_models_of_the_readme_are_some() -> None:
+    (text,) = re.findall(r"```toml\n(# turnstream\.toml\n.*?)```", README, re.DOTALL)
+    models = {name: ModelSettings(**said) for name, said in tomllib.loads(text)["models"].items()}
+    assert {name: model.wire for name, model in models.items()} == {
+        "local": "chat",
+        "careful": "chat",
+        "clever": "anthropic",
+    }
+
+
+def test_the_readme_says_what_a_model_can_be_told_through_which_api() -> None:
+    (table,) = re.findall(r"<!-- params -->\n\|.*\n\|.*\n((?:\|.*\n)+)", README)
+    rows = [line.split("|") for line in table.splitlines()]
+    said = {row[1].strip("` "): [cell.strip() for cell in row[2:-1]] for row in rows}
+    wires = ("responses", "chat", "anthropic", "demo")
+    assert said == {name: ["yes" if name in PARAMS[wire] else "–" for wire in wires] for name in Params.model_fields}
 
 
 def test_every_path_that_the_readme_names_exists() -> None:

@@ -10,6 +10,7 @@ How much a model reasons is said to new ones as an effort. To older ones it is a
 
 import os
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import ClassVar, Final
 
 from anthropic import AsyncAnthropic, Timeout
@@ -23,7 +24,7 @@ from pydantic_ai.profiles.anthropic import (
 )
 from pydantic_ai.providers.anthropic import AnthropicProvider
 
-from turnstream.session.messages import AssistantMessage, ToolMessage
+from turnstream.session.messages import AssistantMessage, ToolMessage, UserMessage
 from turnstream.settings import ModelSettings
 from turnstream_runner.models import prompt
 from turnstream_runner.models.port import ModelError, ModelRequest
@@ -105,22 +106,22 @@ class AnthropicMessages(Wire):
     def _must_not_begin(self, request: ModelRequest) -> bool:
         """Whether a turn has called tools without reasoning, as far as is known: it cannot go on with it, for Anthropic
         wants it to begin with what it thought. So where that is lost, the rest of the turn does without."""
-        return any(True for _ in _open_turn(request)) and not any(
-            back and back.has_thoughts for back in (read(item, self._source) for item in _open_turn(request))
-        )
+        replies = [read(item, self._source) for item in _open_turn(request)]
+        return bool(replies) and not any(back and back.has_thoughts for back in replies)
 
 
 def _open_turn(request: ModelRequest) -> Iterator[bytes]:
-    """The opaque items of the replies since somebody said something, the last one first."""
+    """The opaque items of the replies that the last results of tools go back to, the last one first. Who speaks right
+    behind a result is in one message with it, and ends no turn."""
     items = iter(reversed(request.opaque))
-    for message in reversed(request.messages):
+    for message, before in pairwise((*reversed(request.messages), None)):
         match message:
             case AssistantMessage():
                 yield next(items, b"")
-            case ToolMessage():
-                pass
-            case _:
+            case UserMessage() if not isinstance(before, ToolMessage):
                 return
+            case _:
+                pass
 
 
 def _budget(effort: str, most: int | None) -> int:
