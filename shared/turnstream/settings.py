@@ -66,7 +66,8 @@ class ModelSettings(BaseModel):
     showing it, or is slow to begin, needs minutes. `context` is how many tokens the model takes, its answer included;
     absent: what is known of models of that name, else few (`turnstream.agents.context_of`). `images`: whether the model
     takes any; one that does not is told the names of those that were attached. Prices are of a million tokens, in any
-    one currency; what the provider had cached costs `cached_price`, or as much as other input.
+    one currency; what the provider had cached costs `cached_price`, what it wrote into its cache `caching_price`, or as
+    much as other input.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -82,6 +83,7 @@ class ModelSettings(BaseModel):
     images: bool = True
     input_price: NonNegativeFloat | None = None
     cached_price: NonNegativeFloat | None = None
+    caching_price: NonNegativeFloat | None = None
     output_price: NonNegativeFloat | None = None
 
     @property
@@ -101,7 +103,8 @@ class ModelSettings(BaseModel):
             raise ValueError(f"a model of provider {self.provider!r} needs `model`, the provider's name for it")
         if self.provider != "openai" and self.api:
             raise ValueError(f"`api` is of models of provider 'openai'; {self.provider!r} has one alone")
-        if not self.has_prices and (self.input_price, self.cached_price, self.output_price) != (None, None, None):
+        prices = (self.input_price, self.cached_price, self.caching_price, self.output_price)
+        if not self.has_prices and prices != (None,) * 4:
             raise ValueError("a model has both `input_price` and `output_price`, or no price at all")
         return self
 

@@ -273,7 +273,7 @@ def test_a_cost_is_limited_only_where_there_are_prices(folder: Path, model: str)
     assert len(found) == 1 + (model == "nope")
 
 
-@pytest.mark.parametrize("prices", [{"input_price": 1}, {"output_price": 1}, {"cached_price": 1}])
+@pytest.mark.parametrize("prices", [{"input_price": 1}, {"output_price": 1}, {"cached_price": 1}, {"caching_price": 1}])
 def test_a_model_has_all_its_prices_or_none(prices: dict[str, float]) -> None:
     with pytest.raises(ValidationError, match="both `input_price` and `output_price`, or no price at all"):
         ModelSettings(provider="demo", **prices)

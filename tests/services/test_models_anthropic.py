@@ -10,12 +10,13 @@ from pydantic import SecretStr
 from tests.support.providers import Exchange, peer
 from tests.support.wires import Messages
 
-from turnstream.session.events import ToolCall
+from turnstream.session.events import ToolCall, Usage
 from turnstream.session.messages import AssistantMessage, Message, ToolMessage, UserMessage
 from turnstream.settings import ModelSettings
 from turnstream_runner.models import anthropic
 from turnstream_runner.models.anthropic import AnthropicMessages
 from turnstream_runner.models.port import ModelError, ModelRequest, ReasoningDelta, Reply, ToolSpec
+from turnstream_runner.models.registry import Models
 
 TOOL = ToolSpec("w", "The weather.", {"type": "object", "properties": {}})
 OLD, NEW = "claude-haiku-4-5", "claude-opus-5"
@@ -124,6 +125,31 @@ async def test_an_address_is_taken_with_and_without_its_version(monkeypatch: pyt
         assert {exchange.path for exchange in provider.seen} == {"/v1/messages"}
         keys = {(exchange.headers["x-api-key"], exchange.headers["authorization"]) for exchange in provider.seen}
         assert keys == {("sk-ant-1", "Bearer sk-ant-1")}
+
+
+async def test_what_goes_into_the_cache_has_a_price_of_its_own() -> None:
+    async def caches(exchange: Exchange) -> None:
+        spoken = Messages(exchange)
+        await exchange.begin()
+        usage = {"input_tokens": 100, "cache_creation_input_tokens": 2000, "cache_read_input_tokens": 3000}
+        message = {"id": "m", "type": "message", "role": "assistant", "model": NEW, "content": [], "stop_reason": None}
+        await spoken._event("message_start", message={**message, "usage": {**usage, "output_tokens": 1}})
+        await spoken.say("ok")
+        delta = {"stop_reason": "end_turn", "stop_sequence": None}
+        await spoken._event("message_delta", delta=delta, usage={"output_tokens": 10})
+        await spoken._event("message_stop")
+        await exchange.raw(b"0\r\n\r\n")
+
+    async with peer(caches) as provider:
+        prices = {"input_price": 4, "cached_price": 1, "caching_price": 5, "output_price": 20}
+        made = ModelSettings.model_validate({**settings(provider.base_url).model_dump(), **prices})
+        models = Models({"m": made, "alike": made.model_copy(update={"caching_price": None})})
+        own, alike = [
+            [item async for item in models.resolve(name).stream(request())][-1].usage for name in ("m", "alike")
+        ]
+        await models.close()
+    assert own == Usage(input_tokens=5100, output_tokens=10, cached_tokens=3000, cost=400 + 10_000 + 3000 + 200)
+    assert alike.cost == 400 + 8000 + 3000 + 200
 
 
 # --- what is set ------------------------------------------------------------------------------------------------------

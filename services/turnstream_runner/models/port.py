@@ -99,7 +99,8 @@ class Reset(msgspec.Struct, frozen=True, tag="reset"):
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
     """The whole answer of one call. `reasoning` is portable text, for people; `text` never holds any of it. `opaque`
-    is what the provider wants back with this reply in later calls of the same run; only its own model reads it."""
+    is what the provider wants back with this reply in later calls of the same run; only its own model reads it.
+    `caching_tokens` are those of the input that the provider wrote into its cache."""
 
     text: str = ""
     reasoning: str = ""
@@ -108,6 +109,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
     finish: Finish = "stop"
     model: str = ""
     opaque: bytes = b""
+    caching_tokens: int = 0
 
     @property
     def is_empty(self) -> bool:

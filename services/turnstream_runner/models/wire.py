@@ -181,6 +181,7 @@ def _reply(response: ModelResponse, opaque: bytes) -> Reply:
         finish="tool_calls" if calls and finish == "stop" else finish,
         model=fit(response.model_name or ""),
         opaque=opaque,
+        caching_tokens=usage.cache_write_tokens,
     )
 
 
