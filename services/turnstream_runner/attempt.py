@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from turnstream.agents.evaluate import Unfit
 from turnstream.broker.errors import BrokerFault
 from turnstream.ids import SessionKey, derive, digest
 from turnstream.session import history, window
@@ -21,17 +22,18 @@ from turnstream.session.events import (
     Blob,
     Error,
     ModelReplied,
+    NodeFinished,
+    NodeStarted,
     PlanChanged,
     Recorded,
     RunEnded,
     RunWaiting,
     ToolCall,
-    ToolReturned,
     ToolStarted,
-    ToolStatus,
 )
-from turnstream.session.plan import CallModel, CallTool, Park, Return
-from turnstream.session.state import Run, request_id
+from turnstream.session.graph import name_of
+from turnstream.session.plan import CallModel, CallTool, End, Park, Return, RunNode
+from turnstream.session.state import Call, Run, request_id
 from turnstream.session.window import Budget
 from turnstream_runner import checklist, delegation, requests
 from turnstream_runner.attached import Attached
@@ -40,8 +42,11 @@ from turnstream_runner.equipment import Equipment
 from turnstream_runner.ledger import Ledger, persist
 from turnstream_runner.mcp.offer import WAIT, Offer
 from turnstream_runner.models.port import UnknownModel
+from turnstream_runner.nodes import Nodes
 from turnstream_runner.opaque import Opaque
+from turnstream_runner.orders import order_of
 from turnstream_runner.perform import ModelCall, Partial, ToolUse
+from turnstream_runner.results import Came, Result, result
 from turnstream_runner.roles import Role
 from turnstream_runner.room import Put
 from turnstream_runner.tools.registry import Tools
@@ -62,10 +67,11 @@ class Attempt:
         self._equipment = equipment
         self._ledger = ledger
         self._role = role
-        """As the last step or call had it, with the tools of its servers that were there."""
-        self._offer = Offer(equipment.servers, role, ledger.key.account)
+        self._offers: dict[str, Offer] = {}
+        """By the node's name."""
         self._speech = equipment.live.speak(ledger.key, run.n, number)
         self._delegation = Delegation(equipment, ledger)
+        self._nodes = Nodes(ledger, equipment.blobs, role, run.n, number) if role.graph else None
         self._by_person = run.trigger == "action"
         """Whoever calls the tool himself need not be asked."""
         self._draining = False
@@ -79,80 +85,123 @@ class Attempt:
 
     async def call_model(self, effect: CallModel, run: Run) -> RunFact:
         """What its provider wants back with this reply lies in the checkpoint before the reply is stored."""
-        self._role = await self._offer.for_model()
-        budget = self._budget(run)
+        if not effect.path:
+            return await self._call_model(effect, run, await self._offer("").for_model(), run.spec.model)
+        try:
+            prompt = await self._graph.prompt(effect.path)
+        except Unfit as fault:
+            return self._graph.failed(effect.path, str(fault))
+        role = await self._offer(effect.path).for_model()
+        return await self._call_model(effect, run, role, self._graph.model(effect.path), prompt)
+
+    async def _call_model(
+        self, effect: CallModel, run: Run, role: Role, model: str, prompt: history.Prompt | None = None
+    ) -> RunFact:
+        budget = self._budget(role, model)
         wanted = window.needs(self._ledger.session, run, run.policy, budget)
         session, events = await self._ledger.shown(wanted)
         story = self._equipment.stories.tell(session, events, run.policy, wanted.since)
-        view = history.build(session, events, run.n, run.policy, budget, story)
+        view = history.build(session, events, run.n, run.policy, budget, story, prompt)
         if not view.fits:
-            return _too_much(effect, run, view)
-        replies = [recorded for recorded in events if _is_reply(recorded, run.n)] if run.steps else []
+            return await self._of_node(effect, _too_much(effect, run, model, view))
+        replies = [recorded for recorded in events if _is_reply(recorded, run.n, effect.path)] if run.steps else []
         call = ModelCall(
             key=self._ledger.key,
             run=run,
             effect=effect,
-            role=self._role,
+            model=model,
+            role=role,
             messages=view.messages,
             window=view.window if run.policy.history_window == "fit" or run.policy.history_compaction == "on" else None,
-            shown=await self._attached.of(view.messages, images=self._equipment.models.shows_images(run.spec.model)),
+            shown=await self._attached.of(view.messages, images=self._equipment.models.shows_images(model)),
             opaque=await self.opaque.of([recorded for recorded in replies if recorded.seq in view.replies]),
             used=_call_ids(replies),
             traceparent=(await self._ledger.request(run)).traceparent,
         )
         del events, replies, view
-        fact, opaque = await call.perform(self._equipment.models, self._speech, self.partial)
+        partial = Partial() if effect.path else self.partial
+        fact, opaque = await call.perform(self._equipment.models, self._speech, partial)
         event_id = derive(effect.key, effect.attempt)
-        if not isinstance(fact, ModelReplied):
+        if isinstance(fact, RunEnded) and not effect.path:
             self.opaque.hold(event_id, opaque)
             return await self._equipment.room.for_end(fact, self.put(f"{run.n}.{effect.attempt}.{effect.step}"))
+        fact = await self._of_node(effect, fact)
+        if isinstance(fact, NodeFinished):
+            return await self._equipment.room.for_result(fact, self.put(_name(effect.attempt, effect.key)))
         await self.opaque.keep(event_id, opaque)
         return self._equipment.room.for_reply(fact)
 
-    def _budget(self, run: Run) -> Budget | None:
+    async def _of_node(
+        self, effect: CallModel, fact: ModelReplied | RunEnded
+    ) -> ModelReplied | NodeFinished | RunEnded:
+        """What a model call of a node comes to: it ends the node, never the run."""
+        return await self._graph.said(effect, fact) if effect.path and isinstance(fact, RunEnded) else fact
+
+    async def run_node(self, effect: RunNode) -> RunFact:
+        fact = await self._graph.run(effect)
+        match fact:
+            case NodeFinished():
+                return await self._equipment.room.for_result(fact, self.put(_name(effect.attempt, effect.key)))
+            case NodeStarted():
+                try:
+                    return self._equipment.room.for_node(fact)
+                except ValueError as fault:
+                    return self._graph.failed(effect.path, str(fault))
+            case RunEnded():
+                return fact
+
+    def _offer(self, path: str) -> Offer:
+        """What a node of the graph has of its servers, or the agent itself."""
+        name = name_of(path)
+        if name not in self._offers:
+            role = self._graph.role(path) if path else self._role
+            self._offers[name] = Offer(self._equipment.servers, role, self._ledger.key.account)
+        return self._offers[name]
+
+    def _budget(self, role: Role, model: str) -> Budget | None:
         """None: nothing is known of the model."""
         try:
-            return self._role.budget(run.spec.model, self._equipment.models.context(run.spec.model))
+            return role.budget(model, self._equipment.models.context(model))
         except UnknownModel:
             return None
 
     async def call_tool(self, effect: CallTool) -> RunFact | None:
         """None: nothing came of it, for the runner shut down before the call's turn, or the run is not this attempt's
         any more."""
+        offer = self._offer(effect.call.path)
         call = await self._ledger.call(effect.call)
-        if call.name == UPDATE_PLAN and self._role.agent.control.plan:
+        if call.name == UPDATE_PLAN and offer.base.agent.control.plan:
             return await self._keep_checklist(effect, call)
-        role = self._role = await self._offer.for_call(call.name, fresh=bool(effect.call.asks))
+        role = await offer.for_call(call.name, fresh=bool(effect.call.asks))
         tools = role.tools
         async with tools.turn(call.name, f"{self._ledger.key.account}/{self._ledger.key.run(effect.run)}"):
             if self._draining:
                 return None
             if effect.call.asks is None and role.asks(call.name) and not self._by_person:
-                return _returned(effect, "error", NOBODY_ASKED)
+                return result(effect, effect.call, Came(status="error", error=NOBODY_ASKED))
             if effect.call.asks and not await self._is_still_approved(effect, call, tools):
-                return _returned(effect, "denied", NOT_APPROVED)
+                return result(effect, effect.call, Came(status="denied", error=NOT_APPROVED))
             if not tools.is_idempotent(call.name) and effect.call.started != effect.attempt:
-                fact = ToolStarted(run=effect.run, attempt=effect.attempt, call_id=call.id)
+                fact = ToolStarted(run=effect.run, attempt=effect.attempt, call_id=call.id, **_place(effect.call))
                 if not await self._ledger.record(effect.key, derive(effect.key, effect.attempt, "started"), fact):
                     return None
             about = msgspec.json.encode({"call_id": call.id, "name": call.name}).decode()
-            await self._speech.mark(effect.step, "tool", about)
+            await self._speech.mark(effect.step, "tool", about, effect.call.path)
             fact = await ToolUse(key=self._ledger.key, effect=effect, arguments=call.arguments).perform(tools)
-        name = f"{effect.run}.{effect.attempt}.{effect.step}.{digest(call.id.encode())}"
-        return await self._equipment.room.for_result(fact, self.put(name))
+        return await self._equipment.room.for_result(fact, self.put(_name(effect.attempt, effect.key)))
 
-    async def _keep_checklist(self, effect: CallTool, call: ToolCall) -> ToolReturned | None:
+    async def _keep_checklist(self, effect: CallTool, call: ToolCall) -> Result | None:
         """The checklist is a fact of its own, before the call's result."""
         try:
             items = checklist.items_of(call.arguments)
         except ValueError as error:
-            return _returned(effect, "error", str(error))
-        fact = PlanChanged(run=effect.run, attempt=effect.attempt, call_id=call.id, items=items)
+            return result(effect, effect.call, Came(status="error", error=str(error)))
+        fact = PlanChanged(run=effect.run, attempt=effect.attempt, call_id=call.id, items=items, **_place(effect.call))
         if not await self._ledger.record(effect.key, derive(effect.key, effect.attempt, "plan"), fact):
             return None
-        return msgspec.structs.replace(_returned(effect, "ok", ""), output=checklist.NOTED)
+        return result(effect, effect.call, Came(output=checklist.NOTED))
 
-    async def ask(self, effect: Park) -> RunWaiting | ToolReturned | None:
+    async def ask(self, effect: Park) -> RunWaiting | Result | None:
         """Everything that the run waits for, people and children that are there; or the error of a call that cannot be
         asked for. None: a child has ended meanwhile."""
         asks: list[Ask] = []
@@ -164,43 +213,53 @@ class Attempt:
                     return None
                 await self._delegation.open(child)
                 request = request_id(self._ledger.session, effect.run, number)
-                asks.append(Ask(request=request, kind="child", call_id=call.id, prompt=child.session))
-                continue
-            self._role = await self._offer.for_call(call.name, wait=WAIT)
-            try:
-                asks.append(self._ask(call, request_id(self._ledger.session, effect.run, number)))
-            except ValueError as error:
-                return ToolReturned(
-                    run=effect.run, attempt=effect.attempt, call_id=call.id, status="error", error=str(error)
+                asks.append(
+                    Ask(request=request, kind="child", call_id=call.id, prompt=child.session, **_place(open_call))
                 )
+                continue
+            role = await self._offer(open_call.path).for_call(call.name, wait=WAIT)
+            try:
+                asks.append(self._ask(role, open_call, call, request_id(self._ledger.session, effect.run, number)))
+            except ValueError as error:
+                return result(effect, open_call, Came(status="error", error=str(error)))
         return RunWaiting(run=effect.run, attempt=effect.attempt, requests=tuple(asks))
 
-    async def take_answer(self, effect: Return) -> ToolReturned:
+    async def take_answer(self, effect: Return) -> Result:
         """What came of a request or a child, as the result of the call."""
         closed = await self._ledger.at(effect.call.closed_seq)
         if effect.call.child:
-            return delegation.result(effect, closed)
-        fact = requests.result(effect, await self._ledger.ask(effect.run, effect.call), closed)
-        name = f"{effect.run}.{effect.attempt}.answer.{effect.call.request}"
-        return await self._equipment.room.for_result(fact, self.put(name))
+            return delegation.told(effect, closed, order_of(await self._ledger.call(effect.call)))
+        came = requests.came_of(await self._ledger.ask(effect.run, effect.call), closed)
+        fact = result(effect, effect.call, came)
+        return await self._equipment.room.for_result(fact, self.put(_name(effect.attempt, effect.key)))
 
     def put(self, name: str) -> Put:
         return put(self._equipment, self._ledger.key, name)
 
-    def _ask(self, call: ToolCall, request: str) -> Ask:
+    def _ask(self, role: Role, open_call: Call, call: ToolCall, request: str) -> Ask:
         """Raises `ValueError`."""
         if call.asks == "question":
-            return requests.question(call, request)
-        tools = self._role.tools
+            return requests.question(call, request, open_call.path)
+        tools = role.tools
         if fault := tools.fault(call.name, call.arguments):
             raise ValueError(fault)
         bound_to = tools.fingerprint(call.name, call.arguments)
-        return requests.approval(call, request, digest=bound_to, timeout=self._role.agent.approval_timeout)
+        timeout = role.agent.approval_timeout
+        return requests.approval(call, request, open_call.path, digest=bound_to, timeout=timeout)
 
     async def _is_still_approved(self, effect: CallTool, call: ToolCall, tools: Tools) -> bool:
         """What cannot be reached is not called either, so it makes no difference what it is by now."""
         ask = await self._ledger.ask(effect.run, effect.call)
         return tools.is_absent(call.name) or ask.digest == tools.fingerprint(call.name, call.arguments)
+
+    async def end(self, effect: End) -> RunEnded:
+        """The end of a graph that is gone through."""
+        return await self._graph.end(effect)
+
+    @property
+    def _graph(self) -> Nodes:
+        assert self._nodes is not None  # what is planned of a graph is planned where there is one
+        return self._nodes
 
 
 def put(equipment: Equipment, key: SessionKey, name: str) -> Put:
@@ -218,16 +277,26 @@ def put(equipment: Equipment, key: SessionKey, name: str) -> Put:
     return store
 
 
-def _too_much(effect: CallModel, run: Run, view: history.View) -> RunEnded:
+def _too_much(effect: CallModel, run: Run, model: str, view: history.View) -> RunEnded:
     """What has to be in the prompt is more than the model takes: it is not asked."""
-    model = run.spec.model
     message = f"what has to be said has about {view.tokens} tokens, and model {model} takes {view.window.budget}"
     error = Error(code="context_overflow", message=message)
     return RunEnded(run=run.n, attempt=effect.attempt, status="failed", error=error, model=model)
 
 
-def _is_reply(recorded: Recorded, run: int) -> bool:
-    return isinstance(recorded.event.data, ModelReplied) and recorded.event.data.run == run
+def _is_reply(recorded: Recorded, run: int, path: str) -> bool:
+    data = recorded.event.data
+    return isinstance(data, ModelReplied) and data.run == run and data.path == path
+
+
+def _place(call: Call) -> dict[str, str]:
+    """The node that a call belongs to."""
+    return {"node": name_of(call.path), "path": call.path}
+
+
+def _name(attempt: int, effect: str) -> str:
+    """Of what is put into the object store for an effect: another attempt puts it elsewhere."""
+    return f"{attempt}.{digest(effect.encode())[:32]}"
 
 
 def _call_ids(replies: Sequence[Recorded]) -> frozenset[str]:
@@ -238,7 +307,3 @@ def _call_ids(replies: Sequence[Recorded]) -> frozenset[str]:
         if isinstance(recorded.event.data, ModelReplied)
         for call in recorded.event.data.tool_calls
     )
-
-
-def _returned(effect: CallTool, status: ToolStatus, error: str) -> ToolReturned:
-    return ToolReturned(run=effect.run, attempt=effect.attempt, call_id=effect.call.id, status=status, error=error)

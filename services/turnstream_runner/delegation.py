@@ -27,13 +27,14 @@ from turnstream.session.events import (
     RunEnded,
     SessionDeleted,
     Spec,
-    ToolReturned,
 )
+from turnstream.session.graph import name_of
 from turnstream.session.plan import Detach, Return, StartChild
 from turnstream.session.state import Child, Run, Session
 from turnstream_runner.equipment import Equipment
 from turnstream_runner.ledger import Ledger, persist
 from turnstream_runner.orders import Order, order_of
+from turnstream_runner.results import Came, Result, result
 
 DEPTH_MAX: Final = 3
 """Levels of sub-agents below a session that a person opened."""
@@ -51,7 +52,7 @@ class Delegation:
 
     # --- the parent's side ------------------------------------------------------------------------------------------
 
-    async def intend(self, effect: StartChild, run: Run) -> ChildStarted | ToolReturned:
+    async def intend(self, effect: StartChild, run: Run) -> ChildStarted | Result:
         """The intent, or the error of a call that delegates nothing that can be done."""
         call = await self._ledger.call(effect.call)
         key = self._ledger.key
@@ -64,12 +65,12 @@ class Delegation:
             if key.session.count(CHILD) >= DEPTH_MAX or len(session) > SESSION_MAX:
                 raise ValueError(f"sub-agents of sub-agents end {DEPTH_MAX} levels down")
         except ValueError as error:
-            return ToolReturned(
-                run=effect.run, attempt=effect.attempt, call_id=call.id, status="error", error=str(error)
-            )
+            return result(effect, effect.call, Came(status="error", error=str(error)))
         return ChildStarted(
             run=effect.run,
             attempt=effect.attempt,
+            node=name_of(effect.call.path),
+            path=effect.call.path,
             call_id=call.id,
             k=effect.k,
             child_session=session,
@@ -134,14 +135,14 @@ class Delegation:
         except Rejected:  # somebody else has opened it, and more has happened since
             return await persist(lambda: self._equipment.sessions.load(key))
 
-    async def detach(self, effect: Detach) -> ToolReturned | None:
+    async def detach(self, effect: Detach) -> Result | None:
         """The child goes on by itself; the call returns its name. None: it has ended meanwhile."""
         child = self._ledger.session.child(effect.run, effect.call.child)
         if child is None:
             return None
         await self.open(child)
         output = msgspec.json.encode({"status": "running", "session": child.session}).decode()
-        return ToolReturned(run=effect.run, attempt=effect.attempt, call_id=effect.call.id, status="ok", output=output)
+        return result(effect, effect.call, Came(output=output))
 
     async def cancel(self, child: Child) -> None:
         """Ends a child; one that is not there yet is opened and ended, so that whoever was about to open it comes too
@@ -234,17 +235,17 @@ class Delegation:
         return msgspec.structs.replace(origin, idempotency_key=name, body_digest=name, actor=author or origin.actor)
 
 
-def result(effect: Return, closing: Recorded) -> ToolReturned:
+def told(effect: Return, closing: Recorded, order: Order) -> Result:
     """What a child came to, as the result of the call that delegated it."""
     ended = closing.event.data
     assert isinstance(ended, ChildEnded)
-    returned = ToolReturned(run=effect.run, attempt=effect.attempt, call_id=effect.call.id, status="ok")
     if ended.status == "completed":
-        return msgspec.structs.replace(returned, output=ended.output, blob=ended.blob)
+        came = Came(output=ended.output, json=order.schema is not None)
+        return msgspec.structs.replace(result(effect, effect.call, came), blob=ended.blob)
     how, why = f"child_{ended.status}", "it was cancelled"
     if ended.error:
         why = ended.error.message if ended.error.code == how else f"{ended.error.code}: {ended.error.message}"
-    return msgspec.structs.replace(returned, status="error", error=f"{how}: {why}")
+    return result(effect, effect.call, Came(status="error", error=f"{how}: {why}"))
 
 
 def _left(run: Run, limits: Limits, now: int) -> Limits:

@@ -32,6 +32,7 @@ from turnstream.session.events import (
     Blob,
     Error,
     ModelReplied,
+    NodeFinished,
     RunEnded,
     RunReleased,
     RunStarted,
@@ -56,6 +57,7 @@ from turnstream.session.plan import (
     Expire,
     Park,
     Return,
+    RunNode,
     Settle,
     Start,
     StartChild,
@@ -78,10 +80,13 @@ from turnstream_runner.equipment import Equipment
 from turnstream_runner.ledger import Ledger, persist
 from turnstream_runner.patience import Patience
 from turnstream_runner.perform import NOTES, NOTHING, Partial
+from turnstream_runner.results import Came, result
 
 NEAR: Final = 1000
 """Milliseconds until something falls due that are waited for at the end of a drive: its timer may have been early."""
 UNCERTAIN: Final = "the runner stopped while this tool was running; it may or may not have taken effect"
+AT_ONCE: Final = 32
+"""Calls of one run that are under way side by side: the others wait."""
 CALL_OFF: Final = 1.0
 """Seconds that what is called off gets to stop."""
 
@@ -277,13 +282,19 @@ class Drive:
                 case Close():
                     await self._close_fork(effect)
                     return True
-                case CallModel() if not self._draining:
+                case CallModel() if not self._draining and self._has_room:
                     self._launch(effect.key, self._mine.call_model(effect, self._run(effect.run)))
-                case CallTool() if not self._draining:
+                case RunNode() if not self._draining and self._has_room:
+                    self._launch(effect.key, self._mine.run_node(effect))
+                case CallTool() if not self._draining and self._has_room:
                     self._launch(effect.key, self._mine.call_tool(effect))
                 case _:
                     pass
         return False
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._in_flight) < AT_ONCE
 
     def _is_aside(self) -> bool:
         self.aside = self.aside or self._step_aside()
@@ -372,6 +383,7 @@ class Drive:
         command = StartRun(origin=origin, started=started, gone=self._identity.gone)
         if await self._ledger.store(effect.key, command) is None:
             return
+        self._identity = msgspec.structs.replace(self._identity, graph=role.graph)
         self._attempt = Attempt(self._equipment, self._ledger, run, effect.attempt, role)
         if self._draining:
             self._attempt.drain()
@@ -432,14 +444,7 @@ class Drive:
                 if fact := await self._delegation.detach(effect):
                     await self._record(effect.key, fact)
             case Settle():
-                fact = ToolReturned(
-                    run=effect.run,
-                    attempt=effect.attempt,
-                    call_id=effect.call.id,
-                    status="uncertain",
-                    error=UNCERTAIN,
-                )
-                await self._record(effect.key, fact)
+                await self._record(effect.key, result(effect, effect.call, Came(status="uncertain", error=UNCERTAIN)))
             case Return():
                 await self._record(effect.key, await self._mine.take_answer(effect))
             case Steer():
@@ -453,6 +458,8 @@ class Drive:
                         await self._record(effect.key, waiting)
                     case ToolReturned() as returned:
                         await self._record(f"{effect.key}:{returned.call_id}", returned)
+                    case NodeFinished() as finished:
+                        await self._record(f"{effect.key}:{finished.path}", finished)
             case Expire():
                 origin = await self._ledger.origin(self._run(effect.run), derive(effect.key))
                 now = self._equipment.now()
@@ -469,6 +476,8 @@ class Drive:
         run = self._run(effect.run)
         if effect.answer_seq:
             fact = await self._answer(effect)
+        elif effect.output is not None:
+            fact = await self._mine.end(effect)
         else:
             partial = attempt.partial if attempt else Partial()
             fact = RunEnded(
@@ -564,11 +573,16 @@ class Drive:
     async def _discard(self, fact: RunFact) -> None:
         """Leaves nothing of a fact that is not stored behind a deleted session: whoever removes that may be done."""
         match fact:
-            case ToolReturned(blob=Blob() as blob) | RunEnded(blob=Blob() as blob) if self._session.deleted:
-                name = blob.name.removeprefix(f"{self.key}/")
-                await persist(lambda: self._equipment.blobs.remove(self.key, name))
+            case ToolReturned(blob=Blob() as blob) | NodeFinished(blob=Blob() as blob) if self._session.deleted:
+                await self._remove(blob)
+            case RunEnded(blob=Blob() as blob) if self._session.deleted:
+                await self._remove(blob)
             case _:
                 pass
+
+    async def _remove(self, blob: Blob) -> None:
+        name = blob.name.removeprefix(f"{self.key}/")
+        await persist(lambda: self._equipment.blobs.remove(self.key, name))
 
     def _count(self, run: Run, ended: RunEnded) -> None:
         metrics.turns.labels(outcome=ended.status).inc()

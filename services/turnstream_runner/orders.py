@@ -1,5 +1,6 @@
 """What a model orders of a sub-agent by the control tool `delegate`."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -42,14 +43,18 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What the agent is told."""
         if self.schema is None:
             return self.brief
-        schema = msgspec.json.encode(self.schema).decode()
-        return f"{self.brief}\n\nAnswer with nothing but JSON that fits this JSON Schema: {schema}"
+        return f"{self.brief}\n\n{fitting(self.schema)}"
 
     def within(self, limits: Limits) -> Limits:
         """These limits, and no more time than was said."""
         if self.timeout is None:
             return limits
         return msgspec.structs.replace(limits, timeout=min(limits.timeout, max(1, round(self.timeout * 1000))))
+
+
+def fitting(schema: Mapping[str, object]) -> str:
+    """What a model is told whose answer has to fit."""
+    return f"Answer with nothing but JSON that fits this JSON Schema: {msgspec.json.encode(schema).decode()}"
 
 
 def order_of(call: ToolCall) -> Order:

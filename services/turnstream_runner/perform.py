@@ -12,8 +12,9 @@ from typing import assert_never
 import msgspec
 
 from turnstream.agents import ToolContext
-from turnstream.ids import SessionKey
-from turnstream.session.events import Error, Failure, ModelReplied, RunEnded, ToolCall, ToolReturned, Window
+from turnstream.ids import SessionKey, digest
+from turnstream.session.events import Error, Failure, ModelReplied, RunEnded, ToolCall, Window
+from turnstream.session.graph import name_of
 from turnstream.session.messages import Message
 from turnstream.session.plan import CallModel, CallTool
 from turnstream.session.state import Run
@@ -31,6 +32,7 @@ from turnstream_runner.models.port import (
     UnknownModel,
 )
 from turnstream_runner.models.registry import Models
+from turnstream_runner.results import Came, Result, result
 from turnstream_runner.roles import Role
 from turnstream_runner.tools.registry import Tools
 from turnstream_runner.unicode import fit
@@ -74,12 +76,13 @@ class Partial:
 
 
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a run. `shown` is what is attached to the messages, `opaque` what belongs to its earlier replies,
-    `used` are the ids of the calls that they asked for: a run uses none twice."""
+    """One step of a run, or of a node of its graph. `shown` is what is attached to the messages, `opaque` what belongs
+    to its earlier replies, `used` are the ids of the calls that they asked for: a run uses none twice."""
 
     key: SessionKey
     run: Run
     effect: CallModel
+    model: str
     role: Role
     messages: tuple[Message, ...]
     shown: tuple[Shown, ...] = ()
@@ -94,7 +97,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
         clock = asyncio.get_running_loop().time
         began = clock()
         run_id = self.key.run(self.run.n)
-        model = self.run.spec.model
+        model = self.model
         try:
             request = ModelRequest(
                 model=model,
@@ -120,23 +123,23 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
         return self._fact(reply, round((clock() - began) * 1000)), reply.opaque
 
     async def _listen(self, items: AsyncGenerator[Item, None], speech: Speech, partial: Partial) -> Reply:
-        step = self.effect.step
+        step, path = self.effect.step, self.effect.path
         partial.clear()
         try:
             async for item in items:
                 match item:
                     case TextDelta():
                         partial.add_text(item.text)
-                        await speech.say(step, "text", item.text)
+                        await speech.say(step, "text", item.text, path)
                     case ReasoningDelta():
                         partial.add_reasoning(item.text)
-                        await speech.say(step, "reasoning", item.text)
+                        await speech.say(step, "reasoning", item.text, path)
                     case Reset():
                         partial.clear()
-                        await speech.mark(step, "reset", item.reason)
+                        await speech.mark(step, "reset", item.reason, path)
                     case Reply():
                         partial.replace(item)
-                        await speech.finish(step)
+                        await speech.finish(step, path)
                         return item
                     case _:
                         assert_never(item)
@@ -150,6 +153,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
             return ModelReplied(
                 run=run.n,
                 attempt=effect.attempt,
+                node=name_of(effect.path),
+                path=effect.path,
                 step=effect.step,
                 content=reply.text,
                 reasoning=reply.reasoning,
@@ -181,24 +186,25 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
         return ended
 
     def _calls(self, reply: Reply) -> tuple[ToolCall, ...]:
-        calls = distinct(reply.tool_calls, self.effect.step, self.used)
+        # Nodes that work side by side do not know of each other's calls.
+        prefix = f"{digest(self.effect.path.encode())[:6]}-" if self.effect.path else ""
+        calls = distinct(reply.tool_calls, self.effect.step, self.used, prefix)
         return tuple([msgspec.structs.replace(call, asks=self.role.asks(call.name)) for call in calls])
 
     def _failed(self, code: Failure, message: str, *, retryable: bool = False) -> RunEnded:
         error = Error(code=code, message=message, retryable=retryable)
-        return RunEnded(
-            run=self.run.n, attempt=self.effect.attempt, status="failed", error=error, model=self.run.spec.model
-        )
+        return RunEnded(run=self.run.n, attempt=self.effect.attempt, status="failed", error=error, model=self.model)
 
 
-def distinct(calls: Sequence[ToolCall], step: int, used: Collection[str]) -> tuple[ToolCall, ...]:
-    """The calls, each with an id of its own: a provider may give none, or the same ones in every step."""
+def distinct(calls: Sequence[ToolCall], step: int, used: Collection[str], prefix: str = "") -> tuple[ToolCall, ...]:
+    """The calls, each with an id of its own, behind the prefix: a provider may give none, or the same ones in every
+    step."""
     seen = set(used)
     found: list[ToolCall] = []
     for number, call in enumerate(calls, 1):
-        name = fit(call.id) if len(call.id) <= CALL_ID_MAX else ""
+        name = f"{prefix}{fit(call.id)}" if call.id and len(call.id) <= CALL_ID_MAX - len(prefix) else ""
         if not name or name in seen:
-            name = f"call-{step}-{number}"
+            name = f"{prefix}call-{step}-{number}"
         while name in seen:
             name += "-"
         seen.add(name)
@@ -213,7 +219,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
     effect: CallTool
     arguments: str
 
-    async def perform(self, tools: Tools) -> ToolReturned:
+    async def perform(self, tools: Tools) -> Result:
         clock = asyncio.get_running_loop().time
         began = clock()
         effect = self.effect
@@ -225,13 +231,12 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
             call_id=effect.call.id,
             idempotency_key=effect.key,
         )
-        result = await tools.call(effect.call.name, self.arguments, context)
-        return ToolReturned(
-            run=effect.run,
-            attempt=effect.attempt,
-            call_id=effect.call.id,
-            status=result.status,
-            output=result.output,
-            error=result.error,
+        returned = await tools.call(effect.call.name, self.arguments, context)
+        came = Came(
+            status=returned.status,
+            output=returned.output,
+            json=returned.json,
+            error=returned.error,
             duration=round((clock() - began) * 1000),
         )
+        return result(effect, effect.call, came)

@@ -20,11 +20,11 @@ from turnstream.session.events import (
     RequestAnswered,
     RequestExpired,
     ToolCall,
-    ToolReturned,
 )
+from turnstream.session.graph import name_of
 from turnstream.session.messages import text_of
-from turnstream.session.plan import Return
 from turnstream_runner.models.port import ToolSpec
+from turnstream_runner.results import Came
 from turnstream_runner.room import cut
 from turnstream_runner.unicode import fit
 
@@ -33,8 +33,6 @@ PROMPT_MAX: Final = 16 * 1024
 CHOICES_MAX: Final = 100
 EXPIRY_MAX: Final = 366 * 86_400
 """Seconds."""
-UNANSWERED: Final = "null"
-"""What the model sees of a question that nobody answered, where that is no failure."""
 
 QUESTION: Final = ToolSpec(
     ASK_USER,
@@ -67,7 +65,7 @@ class _Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     default: object = msgspec.UNSET
 
 
-def question(call: ToolCall, request: str) -> Ask:
+def question(call: ToolCall, request: str, path: str = "") -> Ask:
     """What this call asks. Raises `ValueError` for one that cannot be asked."""
     try:
         asked = msgspec.json.decode(fit(call.arguments), type=_Question)
@@ -93,6 +91,8 @@ def question(call: ToolCall, request: str) -> Ask:
     return Ask(
         request=request,
         kind="question",
+        node=name_of(path),
+        path=path,
         call_id=call.id,
         prompt=_prompt(asked.question),
         schema=asked.schema,
@@ -112,11 +112,13 @@ def _check(field: str, answer: object, asked: _Question, choices: tuple[str, ...
         raise ValueError(f"{field}: it does not do as an answer: {refusal.message}") from None
 
 
-def approval(call: ToolCall, request: str, *, digest: str, timeout: float | None) -> Ask:
+def approval(call: ToolCall, request: str, path: str = "", *, digest: str, timeout: float | None) -> Ask:
     """The question whether this call may be carried out. `timeout` is in seconds."""
     return Ask(
         request=request,
         kind="approval",
+        node=name_of(path),
+        path=path,
         call_id=call.id,
         prompt=_prompt(f"{call.name} {fit(call.arguments)}"),
         digest=digest,
@@ -124,24 +126,20 @@ def approval(call: ToolCall, request: str, *, digest: str, timeout: float | None
     )
 
 
-def result(effect: Return, ask: Ask, closing: Recorded) -> ToolReturned:
-    """What came of a request, as the result of its call."""
-    returned = ToolReturned(run=effect.run, attempt=effect.attempt, call_id=effect.call.id, status="ok")
+def came_of(ask: Ask, closing: Recorded) -> Came:
+    """What came of a request, for its call."""
     match closing.event.data:
         case RequestAnswered() as said if ask.kind == "question":
-            return msgspec.structs.replace(returned, output=_printed(said.answer))
+            return _answered(said.answer)
         case RequestAnswered() as said:
-            return _denied(returned, said.reason or f"denied by {said.by}")
+            return Came(status="denied", error=said.reason or f"denied by {said.by}")
         case MessagePosted(answers=given) as posted if given is not None:
             answer = next(one for one in given.requests if one.request == ask.request)
-            if answer.declined:
-                return _denied(returned, text_of(posted))
-            return msgspec.structs.replace(returned, output=_printed(answer.answer))
+            return Came(status="denied", error=text_of(posted)) if answer.declined else _answered(answer.answer)
         case RequestExpired() if ask.kind == "approval":
-            return _denied(returned, "nobody approved it in time")
+            return Came(status="denied", error="nobody approved it in time")
         case RequestExpired():
-            output = _printed(ask.default) if ask.on_expiry == "default" else UNANSWERED
-            return msgspec.structs.replace(returned, output=output)
+            return _answered(ask.default if ask.on_expiry == "default" else None)
         case other:
             raise ValueError(f"event {closing.seq}, a {type(other).__name__}, closes no request")
 
@@ -152,9 +150,8 @@ def _prompt(text: str) -> str:
     return text if head == text else f"{head}\n[cut: {len(text)} characters in all]"
 
 
-def _denied(returned: ToolReturned, why: str) -> ToolReturned:
-    return msgspec.structs.replace(returned, status="denied", error=why)
-
-
-def _printed(answer: object) -> str:
-    return answer if isinstance(answer, str) else msgspec.json.encode(answer).decode()
+def _answered(answer: object) -> Came:
+    """None, of a question that nobody answered where that is no failure, is `null` to whoever asked."""
+    if isinstance(answer, str):
+        return Came(output=answer)
+    return Came(output=msgspec.json.encode(answer).decode(), json=True)

@@ -8,15 +8,17 @@ import msgspec
 
 from turnstream.agents import Agent, Control
 from turnstream.agents.mcp import SEPARATOR, McpServer
+from turnstream.agents.nodes import GuardrailNode, LlmNode, McpNode, Node, ToolNode
 from turnstream.ids import digest
-from turnstream.roster import Roster, pin_of
+from turnstream.roster import Edition, Roster, pin_of
 from turnstream.session import tokens
 from turnstream.session.events import ASK_USER, DELEGATE, Asks, Spec
+from turnstream.session.graph import Graph
 from turnstream.session.window import Budget, budget_of
 from turnstream.wire.agents import Pin
 from turnstream_runner.checklist import CHECKLIST
 from turnstream_runner.models.port import ToolSpec
-from turnstream_runner.orders import DELEGATION
+from turnstream_runner.orders import DELEGATION, fitting
 from turnstream_runner.requests import QUESTION
 from turnstream_runner.tools.port import Callee
 from turnstream_runner.tools.registry import Tools
@@ -28,6 +30,10 @@ UNREACHABLE: Final = (
     " without them; where that is not possible, say so."
 )
 """What a model is told besides its instructions."""
+
+
+VERDICT: Final = "You check what you are shown. Answer with one word and nothing else: allow, or block."
+"""What the model of a guardrail is told."""
 
 
 class Role(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +48,9 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     params: dict[str, object]
     fixed: int
     """Tokens that instructions and tools have in every prompt."""
+    graph: Graph | None = None
+    nodes: "Mapping[str, Role]" = {}
+    """As whom each node of the graph speaks and calls, by its name."""
     pins: Mapping[str, Pin] = {}
     """The very versions of the agents that the graph names, by node."""
 
@@ -63,7 +72,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
         """The role with these tools of its servers. `absent`: what names of tools that cannot be had now begin with,
         and why they cannot."""
         specs = (*self.specs, *[ToolSpec(tool.name, tool.description, tool.schema) for tool in some])
-        instructions = self.agent.instructions
+        instructions = self.instructions
         if absent:
             names = ", ".join(f"{prefix}…" for prefix in absent)
             instructions = f"{instructions}\n\n{UNREACHABLE.format(names=names)}".lstrip()
@@ -95,27 +104,61 @@ class Roles:
         edition = await self._roster.pinned(account, pin_of(spec))
         if edition is None:
             return None
-        agent, tools = edition.agent, self._tools.only(_allowed(edition.agent, spec))
-        specs = (*_control(agent.control), *tools.specs())
-        role = Role(
-            agent=agent,
-            servers=_servers(agent, spec),
-            instructions=agent.instructions,
-            tools=tools,
-            specs=specs,
-            params=agent.params.given(),
-            fixed=_fixed(agent.instructions, specs),
-            pins=edition.pins,
-        )
-        self._roles[name] = role
+        role = self._roles[name] = self._whole(edition, spec)
         if len(self._roles) > ROLES:
             self._roles.popitem(last=False)
         return role
+
+    def _whole(self, edition: Edition, spec: Spec) -> Role:
+        agent = edition.agent
+        role = self._made(agent, spec)
+        if agent.graph is None:
+            return role
+        nodes = {str(place[-1]): self._made(_as(agent, node), spec) for place, node in agent.graph.walk()}
+        graph = msgspec.convert(agent.graph.topology(), Graph)
+        return msgspec.structs.replace(role, graph=graph, nodes=nodes, pins=edition.pins)
+
+    def _made(self, agent: Agent, spec: Spec) -> Role:
+        tools = self._tools.only(_allowed(agent, spec))
+        specs = (*_control(agent.control), *tools.specs())
+        instructions = agent.instructions
+        if agent.output is not None:
+            instructions = f"{instructions}\n\n{fitting(agent.output)}".lstrip()
+        return Role(
+            agent=agent,
+            servers=_servers(agent, spec),
+            instructions=instructions,
+            tools=tools,
+            specs=specs,
+            params=agent.params.given(),
+            fixed=_fixed(instructions, specs),
+        )
 
     async def tools_of(self, account: str, spec: Spec) -> tuple[str, ...]:
         """Names of the tools that a run may use, and of what it may use of MCP servers. Raises `BrokerFault`."""
         edition = await self._roster.pinned(account, pin_of(spec))
         return _allowed(edition.agent, spec) if edition else ()
+
+
+def _as(agent: Agent, node: Node) -> Agent:
+    """The agent as far as a node has to do with it. What a node that speaks does not say is the agent's."""
+    nothing = {"graph": None, "output": None, "tools": (), "mcp": {}, "control": Control()}
+    match node:
+        case LlmNode():
+            said = {"model": node.model, "instructions": node.instructions, "params": node.params}
+            said |= {"tools": node.tools, "control": node.control}
+            said |= {"mcp": None if node.mcp is None else {name: agent.mcp[name] for name in node.mcp}}
+            changes = {name: value for name, value in said.items() if value is not None}
+            return agent.model_copy(update={"graph": None, "output": node.output, **changes})
+        case GuardrailNode():
+            model = {"model": node.model} if node.model else {}
+            return agent.model_copy(update={**nothing, "instructions": VERDICT, **model})
+        case ToolNode():
+            return agent.model_copy(update={**nothing, "tools": (node.tool,)})
+        case McpNode():
+            return agent.model_copy(update={**nothing, "mcp": {node.server: agent.mcp[node.server]}})
+        case _:
+            return agent.model_copy(update=nothing)
 
 
 def _allowed(agent: Agent, spec: Spec) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ from typing import Final
 
 import msgspec
 
-from turnstream.session.events import Blob, ModelReplied, RunEnded, ToolReturned
+from turnstream.session.events import Blob, ModelReplied, NodeFinished, NodeStarted, RunEnded
+from turnstream_runner.results import Result
 from turnstream_runner.unicode import fit
 
 ENVELOPE: Final = 2048
@@ -33,9 +34,19 @@ class Room:
         self._bytes = max(event_max - ENVELOPE, 1024)
         self._head = min(self._bytes // 4, HEAD)
 
-    async def for_result(self, fact: ToolReturned, put: Put) -> ToolReturned:
-        output, blob = await self._whole(fact.output, put)
-        return msgspec.structs.replace(fact, output=output, blob=blob, error=cut(fit(fact.error), self._head))
+    async def for_result(self, fact: Result, put: Put) -> Result:
+        """One that lies in the object store already stays there."""
+        output, blob = (fact.output, fact.blob) if fact.blob else await self._whole(fact.output, put)
+        fact = msgspec.structs.replace(fact, output=output, blob=blob, error=cut(fit(fact.error), self._head))
+        if isinstance(fact, NodeFinished) and fact.reasoning:
+            return msgspec.structs.replace(fact, reasoning=cut(fit(fact.reasoning), self._bytes // 4))
+        return fact
+
+    def for_node(self, fact: NodeStarted) -> NodeStarted:
+        """Raises `ValueError` for a call whose arguments are too much: half of them say something else."""
+        if fact.call and not fits(fact.call.arguments, self._bytes // 2):
+            raise ValueError(f"the arguments have {len(fact.call.arguments.encode())} bytes, which is too much")
+        return fact
 
     async def for_end(self, fact: RunEnded, put: Put) -> RunEnded:
         content, blob = await self._whole(fact.content, put)

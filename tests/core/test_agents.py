@@ -141,7 +141,7 @@ def test_a_run_pins_what_the_definition_says(folder: Path) -> None:
     )
     # Every field of a spec is said, and none that it does not have; the policy is resolved where runs are asked for,
     # the tools are narrowed where something is delegated.
-    assert pinned.keys() == set(Spec.__struct_fields__) - {"policy", "tools", "graph", "output"}
+    assert pinned.keys() == set(Spec.__struct_fields__) - {"policy", "tools"}
     assert msgspec.to_builtins(pinned["limits"]).keys() == set(SessionLimits.__struct_fields__)
 
 

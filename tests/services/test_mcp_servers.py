@@ -36,11 +36,18 @@ async def failure(asked: Awaitable[object]) -> Failed:
 # --- what is called ---------------------------------------------------------------------------------------------------
 
 
+async def called(servers: Servers, where: Place, tool: str, arguments: dict[str, Any]) -> str:
+    return (await servers.call(where, tool, arguments)).text
+
+
 async def test_a_process_is_started_listed_called_and_ended(servers: Servers, notes: Notes) -> None:
     where = at(process())
     assert {"add", "split", "slow"} <= set(await names(servers, where))
-    assert await servers.call(where, "add", {"a": 1, "b": 2}) == "3"
-    assert json.loads(await servers.call(where, "split", {"text": "one two"})) == {"words": ["one", "two"], "size": 7}
+    assert await called(servers, where, "add", {"a": 1, "b": 2}) == "3"
+    assert json.loads(await called(servers, where, "split", {"text": "one two"})) == {
+        "words": ["one", "two"],
+        "size": 7,
+    }
     (pid,) = notes.pids
     assert is_there(pid)
     await servers.close()
@@ -54,22 +61,22 @@ async def test_a_server_at_an_address_is_asked_with_its_headers(
     await web.start(*options)
     where = at(web.server())
     assert "add" in await names(servers, where)
-    assert await servers.call(where, "add", {"a": 1, "b": 2}) == "3"
-    assert len(await servers.call(where, "large", {"size": 2_000_000})) == 2_000_000
+    assert await called(servers, where, "add", {"a": 1, "b": 2}) == "3"
+    assert len(await called(servers, where, "large", {"size": 2_000_000})) == 2_000_000
     assert "8388608 bytes" in str(await failure(servers.call(where, "large", {"size": 9_000_000})))
-    assert await servers.call(where, "add", {"a": 2, "b": 2}) == "4"
+    assert await called(servers, where, "add", {"a": 2, "b": 2}) == "4"
 
 
 async def test_what_is_larger_than_may_be_ends_the_process_that_says_it(servers: Servers, notes: Notes) -> None:
     where = at(process())
-    assert len(await servers.call(where, "large", {"size": 2_000_000})) == 2_000_000
+    assert len(await called(servers, where, "large", {"size": 2_000_000})) == 2_000_000
     assert "more than 8388608 bytes" in str(await failure(servers.call(where, "large", {"size": 9_000_000})))
-    assert await servers.call(where, "add", {"a": 2, "b": 2}) == "4"
+    assert await called(servers, where, "add", {"a": 2, "b": 2}) == "4"
     assert len(notes.pids) == 2
 
 
 async def test_a_process_has_of_the_environment_what_its_definition_says(servers: Servers) -> None:
-    has = (await servers.call(at(process()), "environment", {})).split("\n")
+    has = (await called(servers, at(process()), "environment", {})).split("\n")
     assert {"PATH", "NOTES", "SECRET"} <= set(has)
     assert "KEY" not in has
 
@@ -77,7 +84,7 @@ async def test_a_process_has_of_the_environment_what_its_definition_says(servers
 async def test_a_server_of_an_earlier_protocol_is_spoken_to_as_it_wants(servers: Servers) -> None:
     where = at(broken("old"))
     assert await names(servers, where) == ["add"]
-    assert json.loads(await servers.call(where, "add", {"a": 1})) == {"a": 1}
+    assert json.loads(await called(servers, where, "add", {"a": 1})) == {"a": 1}
 
 
 # --- what is kept secret ----------------------------------------------------------------------------------------------
@@ -86,9 +93,9 @@ async def test_a_server_of_an_earlier_protocol_is_spoken_to_as_it_wants(servers:
 async def test_no_secret_comes_out_of_results_errors_and_the_log(servers: Servers) -> None:
     where = at(process())
     with capture_logs() as entries:
-        assert await servers.call(where, "tell", {}) == "the secret is ***"
+        assert await called(servers, where, "tell", {}) == "the secret is ***"
         error = await failure(servers.call(where, "leak", {}))
-        await servers.call(where, "complain", {"lines": 500})
+        await called(servers, where, "complain", {"lines": 500})
         await servers.close()
     assert isinstance(error, Refused)
     assert "cannot log in with ***, api_key=***" in str(error)
@@ -164,7 +171,7 @@ async def test_a_server_that_dies_in_a_call_is_an_error_and_opened_again(
     if kind == "web":
         await web.start()
     where = at(web.server() if kind == "web" else process())
-    waiting = asyncio.create_task(servers.call(where, "slow", {"seconds": 60}))
+    waiting = asyncio.create_task(called(servers, where, "slow", {"seconds": 60}))
     await notes.until("begun ")
     error = await failure(servers.call(where, "die", {}))
     assert isinstance(error, Ended) and not error.undone
@@ -172,16 +179,16 @@ async def test_a_server_that_dies_in_a_call_is_an_error_and_opened_again(
     if kind == "web":
         web.kill()
         await web.start()
-    assert await servers.call(where, "add", {"a": 1, "b": 1}) == "2"
+    assert await called(servers, where, "add", {"a": 1, "b": 1}) == "2"
 
 
 async def test_a_server_that_was_started_anew_is_called_as_if_nothing_were(servers: Servers, web: Web) -> None:
     await web.start()
     where = at(web.server())
-    assert await servers.call(where, "add", {"a": 1, "b": 1}) == "2"
+    assert await called(servers, where, "add", {"a": 1, "b": 1}) == "2"
     web.kill()
     await web.start()
-    assert await servers.call(where, "add", {"a": 1, "b": 2}) == "3"
+    assert await called(servers, where, "add", {"a": 1, "b": 2}) == "3"
 
 
 async def test_a_process_that_died_while_nobody_looked_is_started_again(servers: Servers, notes: Notes) -> None:
@@ -189,7 +196,7 @@ async def test_a_process_that_died_while_nobody_looked_is_started_again(servers:
     await servers.tools(where, wait=WAIT)
     os.kill(notes.pids[0], 9)
     await eventually(lambda: not servers._there, what="the runner has seen it")
-    assert await servers.call(where, "add", {"a": 1, "b": 2}) == "3"
+    assert await called(servers, where, "add", {"a": 1, "b": 2}) == "3"
     assert len(notes.pids) == 2
 
 
@@ -199,14 +206,14 @@ async def test_a_process_that_died_while_nobody_looked_is_started_again(servers:
 async def test_runs_of_an_agent_share_a_process_and_accounts_do_not(servers: Servers) -> None:
     server = process()
     mine, same, others = at(server), at(process()), at(server, account="else")
-    pids = await asyncio.gather(*[servers.call(where, "pid", {}) for where in (mine, same, mine, others)])
+    pids = await asyncio.gather(*[called(servers, where, "pid", {}) for where in (mine, same, mine, others)])
     assert pids[0] == pids[1] == pids[2] != pids[3]
 
 
 async def test_calls_of_one_connection_run_at_once(servers: Servers, notes: Notes) -> None:
     where = at(process())
     await servers.tools(where, wait=WAIT)
-    calls = [asyncio.create_task(servers.call(where, "slow", {"seconds": 1, "name": str(n)})) for n in range(5)]
+    calls = [asyncio.create_task(called(servers, where, "slow", {"seconds": 1, "name": str(n)})) for n in range(5)]
     for n in range(5):
         await notes.until(f"begun {n}")
     assert not any(line.startswith("done") for line in notes.lines)
@@ -215,11 +222,11 @@ async def test_calls_of_one_connection_run_at_once(servers: Servers, notes: Note
 
 async def test_a_call_that_is_cancelled_is_cancelled_at_the_server(servers: Servers, notes: Notes) -> None:
     where = at(process())
-    call = asyncio.create_task(servers.call(where, "slow", {"seconds": 60}))
+    call = asyncio.create_task(called(servers, where, "slow", {"seconds": 60}))
     await notes.until("begun ")
     call.cancel()
     await notes.until("cancelled ", timeout=1.0)
-    assert await servers.call(where, "add", {"a": 1, "b": 2}) == "3"
+    assert await called(servers, where, "add", {"a": 1, "b": 2}) == "3"
 
 
 async def test_a_call_over_http_that_is_cancelled_is_cancelled_at_the_server(
@@ -227,22 +234,22 @@ async def test_a_call_over_http_that_is_cancelled_is_cancelled_at_the_server(
 ) -> None:
     await web.start()
     where = at(web.server())
-    call = asyncio.create_task(servers.call(where, "slow", {"seconds": 60}))
+    call = asyncio.create_task(called(servers, where, "slow", {"seconds": 60}))
     await notes.until("begun ")
     call.cancel()
     await notes.until("cancelled ", timeout=1.0)
-    assert await servers.call(where, "add", {"a": 1, "b": 2}) == "3"
+    assert await called(servers, where, "add", {"a": 1, "b": 2}) == "3"
 
 
 async def test_what_is_not_used_is_closed_and_opened_again(environment: dict[str, str], notes: Notes) -> None:
     servers = Servers(environment, idle=0.2)
     where = at(process())
     await servers.tools(where, wait=WAIT)
-    call = asyncio.create_task(servers.call(where, "slow", {"seconds": 1}))
+    call = asyncio.create_task(called(servers, where, "slow", {"seconds": 1}))
     assert await call == "waited for 1 s"  # longer than the time that is allowed without use
     (pid,) = notes.pids
     await eventually(lambda: not is_there(pid), what="the process is closed")
-    assert await servers.call(where, "add", {"a": 1, "b": 2}) == "3"
+    assert await called(servers, where, "add", {"a": 1, "b": 2}) == "3"
     await servers.close()
     assert not any(map(is_there, notes.pids))
 
@@ -250,11 +257,11 @@ async def test_what_is_not_used_is_closed_and_opened_again(environment: dict[str
 async def test_there_are_so_many_processes_and_no_more(environment: dict[str, str], notes: Notes) -> None:
     servers = Servers(environment, processes=2)
     first, second, third = (at(process(), name) for name in ("a", "b", "c"))
-    busy = asyncio.create_task(servers.call(first, "slow", {"seconds": 60}))
-    await servers.call(second, "add", {"a": 1, "b": 2})
-    await servers.call(third, "add", {"a": 1, "b": 2})  # in place of the second
+    busy = asyncio.create_task(called(servers, first, "slow", {"seconds": 60}))
+    await called(servers, second, "add", {"a": 1, "b": 2})
+    await called(servers, third, "add", {"a": 1, "b": 2})  # in place of the second
     assert [is_there(pid) for pid in notes.pids].count(True) == 2
-    also = asyncio.create_task(servers.call(third, "slow", {"seconds": 60, "name": "also"}))
+    also = asyncio.create_task(called(servers, third, "slow", {"seconds": 60, "name": "also"}))
     await notes.until("begun also")
     assert "as many MCP servers as it may" in str(await failure(servers.call(second, "add", {"a": 1, "b": 2})))
     for call in (busy, also):
@@ -264,7 +271,7 @@ async def test_there_are_so_many_processes_and_no_more(environment: dict[str, st
 
 async def test_nothing_that_a_server_started_outlives_it(servers: Servers) -> None:
     where = at(process())
-    pids = json.loads(await servers.call(where, "breed", {}))
+    pids = json.loads(await called(servers, where, "breed", {}))
     assert is_there(pids["server"]) and is_there(pids["child"])
     await servers.close()
     await eventually(lambda: not is_there(pids["server"]) and not is_there(pids["child"]))
@@ -272,7 +279,7 @@ async def test_nothing_that_a_server_started_outlives_it(servers: Servers) -> No
 
 async def test_nothing_that_a_server_started_outlives_its_death(servers: Servers) -> None:
     where = at(process())
-    pids = json.loads(await servers.call(where, "breed", {}))
+    pids = json.loads(await called(servers, where, "breed", {}))
     os.kill(pids["server"], 9)
     await eventually(lambda: not is_there(pids["child"]))
 
@@ -283,7 +290,7 @@ async def test_nothing_that_a_server_started_outlives_its_death(servers: Servers
 async def test_a_server_that_says_that_it_has_other_tools_is_listed_anew(servers: Servers) -> None:
     where = at(process())
     assert "late" not in await names(servers, where)
-    await servers.call(where, "change", {})
+    await called(servers, where, "change", {})
     fresh = {tool.name: tool for tool in await servers.tools(where, wait=WAIT, fresh=True)}
     assert "late" in fresh
     assert "sentence" in fresh["split"].schema["properties"]
@@ -292,12 +299,12 @@ async def test_a_server_that_says_that_it_has_other_tools_is_listed_anew(servers
 
 async def test_descriptors_are_given_back(servers: Servers) -> None:
     where = at(process())
-    await servers.call(where, "add", {"a": 1, "b": 2})
+    await called(servers, where, "add", {"a": 1, "b": 2})
     count: Callable[[], int] = lambda: len(os.listdir("/proc/self/fd"))  # noqa: E731
     before = count()
     for _ in range(3):
         await failure(servers.call(where, "die", {}))
-        await servers.call(where, "add", {"a": 1, "b": 2})
+        await called(servers, where, "add", {"a": 1, "b": 2})
     await eventually(lambda: count() <= before, what="as many open files as before")
 
 

@@ -8,6 +8,7 @@ Each point is written to the log as `point <n> <what>`. The answer to a line is 
 """
 
 import asyncio
+import importlib
 import json
 import os
 import signal
@@ -95,6 +96,7 @@ def begin(order: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    importlib.import_module("turnstream_runner.mcp.dialog")  # which takes a second, once and not in every runner
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever has ended is gone at once
     for line in sys.stdin:
         order = json.loads(line)

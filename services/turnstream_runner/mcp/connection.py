@@ -15,6 +15,7 @@ import anyio
 import msgspec
 
 from turnstream.telemetry import log
+from turnstream_runner.mcp.content import Shown
 from turnstream_runner.mcp.endpoint import Endpoint
 from turnstream_runner.mcp.failures import Ended, Failed
 from turnstream_runner.shown import shown
@@ -82,7 +83,7 @@ class Connection:
         if self.reason:
             raise Ended(self.reason, undone=True)
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+    async def call(self, name: str, arguments: dict[str, Any]) -> Shown:
         """Raises `Refused`, `Failed`, `Ended`."""
         async with self._using() as dialog:
             return await dialog.call(name, arguments)

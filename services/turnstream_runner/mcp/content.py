@@ -6,7 +6,7 @@ content is shown as JSON, unless the texts say the same already, as the protocol
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from turnstream_runner.tools.output import printed
 
@@ -14,13 +14,26 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult, ContentBlock
 
 
-def text_of(result: "CallToolResult") -> str:
+class Shown(NamedTuple):
+    """`json`: the text is a JSON value."""
+
+    text: str
+    json: bool
+
+
+def shown(result: "CallToolResult") -> Shown:
     """Raises `ValueError` for more than a result may have."""
     parts = [_part(block) for block in result.content]
     structured = result.structured_content
     if structured is not None and not _is_said(structured, [block.text for block in result.content if _is_text(block)]):
         parts.append(printed(structured))
-    return printed("\n".join(part for part in parts if part))
+    text = printed("\n".join(part for part in parts if part))
+    return Shown(text, len(parts) == 1 and structured is not None and not isinstance(_bare(structured), str))
+
+
+def _bare(structured: object) -> object:
+    """A server that has only a value to return, or a list of them, wraps it: `{"result": value}`."""
+    return structured["result"] if isinstance(structured, dict) and set(structured) == {"result"} else structured
 
 
 def _is_text(block: "ContentBlock") -> bool:
@@ -51,9 +64,8 @@ def _bytes(encoded: str) -> int:
 
 
 def _is_said(structured: object, texts: Sequence[str]) -> bool:
-    """Whether the texts are the structured content itself. A server that has only a value to return, or a list of them,
-    wraps it: `{"result": value}`."""
-    wrapped = structured["result"] if isinstance(structured, dict) and set(structured) == {"result"} else structured
+    """Whether the texts are the structured content itself."""
+    wrapped = _bare(structured)
     if list(texts) == [wrapped] or list(texts) == wrapped:
         return True
     try:

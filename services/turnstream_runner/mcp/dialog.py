@@ -19,7 +19,7 @@ from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, Implementation, ToolLi
 from turnstream import __version__
 from turnstream_runner.mcp.child import MESSAGE_MAX, spoken
 from turnstream_runner.mcp.connection import Listed
-from turnstream_runner.mcp.content import text_of
+from turnstream_runner.mcp.content import Shown, shown
 from turnstream_runner.mcp.endpoint import Endpoint
 from turnstream_runner.mcp.failures import Ended, Failed, Refused
 from turnstream_runner.shown import line, struck
@@ -67,16 +67,17 @@ class Dialog:
             if not cursor:
                 return
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Shown:
         """What the tool returned. Raises `Refused` where the server says that it failed, `Failed`, `Ended`."""
         try:
             result = await self._client.call_tool(name, dict(arguments))
-            text = self._hidden.strike(text_of(result))
+            text, is_json = shown(result)
+            text = self._hidden.strike(text)
         except Exception as error:
             raise self._failed(error) from None
         if result.is_error:
             raise Refused(struck(text) or "the tool failed and did not say why")
-        return text
+        return Shown(text, is_json)
 
     def _failed(self, error: BaseException) -> Failed:
         return failed(error, self._hidden.strike)

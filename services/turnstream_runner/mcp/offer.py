@@ -31,7 +31,7 @@ class Offer:
 
     def __init__(self, servers: Servers, base: Role, account: str) -> None:
         self._servers = servers
-        self._base = base
+        self.base = base
         self._role = base
         self._places = {name: place(account, base.agent.name, name, server) for name, server in base.servers.items()}
         self._tools: dict[str, tuple[Listed, ...]] = {}
@@ -75,10 +75,10 @@ class Offer:
     def _made(self) -> Role:
         absent = {f"{name}{SEPARATOR}": self._absent[name] for name in self._places if name in self._absent}
         some = tuple(self._server_tools())
-        return self._base.with_servers(some, absent)
+        return self.base.with_servers(some, absent)
 
     def _server_tools(self) -> Iterator[ServerTool]:
-        taken = {spec.name for spec in self._base.specs}
+        taken = {spec.name for spec in self.base.specs}
         for name, where in self._places.items():
             for listed in self._tools.get(name, ()):
                 if not where.server.may_use(listed.name):

@@ -19,6 +19,7 @@ from turnstream.agents.mcp import McpServer
 from turnstream.ids import digest
 from turnstream.telemetry import log
 from turnstream_runner.mcp.connection import Connection, Listed
+from turnstream_runner.mcp.content import Shown
 from turnstream_runner.mcp.endpoint import found
 from turnstream_runner.mcp.failures import Ended, Failed
 
@@ -99,7 +100,7 @@ class Servers:
             connection.look_again()
         return connection.tools
 
-    async def call(self, place: Place, tool: str, arguments: dict[str, Any]) -> str:
+    async def call(self, place: Place, tool: str, arguments: dict[str, Any]) -> Shown:
         """What a tool returned. Waits as long as it takes. Raises `Refused`, `Failed`, `Ended`."""
         connection = await self._connection(place, insist=True)
         was_open = connection.is_open

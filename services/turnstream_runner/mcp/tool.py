@@ -59,7 +59,8 @@ class ServerTool:
 
     async def call(self, given: dict[str, Any], context: ToolContext) -> ToolResult:
         try:
-            return ToolResult(status="ok", output=await self._servers.call(self._place, self._tool, given))
+            text, is_json = await self._servers.call(self._place, self._tool, given)
+            return ToolResult(status="ok", output=text, json=is_json)
         except Refused as error:
             return ToolResult(status="error", error=str(error))
         except Ended as error:

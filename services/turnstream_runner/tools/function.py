@@ -42,7 +42,8 @@ class Function:
 
     async def call(self, given: BaseModel, context: ToolContext) -> ToolResult:
         try:
-            return ToolResult(status="ok", output=await self._output(self._given(given, context)))
+            output, is_json = await self._output(self._given(given, context))
+            return ToolResult(status="ok", output=output, json=is_json)
         except ToolError as error:
             return ToolResult(status="error", error=fit(str(error)))
         except asyncio.CancelledError as error:
@@ -62,14 +63,19 @@ class Function:
             given[self._tool.context] = context
         return given
 
-    async def _output(self, given: dict[str, Any]) -> str:
+    async def _output(self, given: dict[str, Any]) -> tuple[str, bool]:
+        """The text, and whether it is JSON."""
         function = self._tool.function
         if self._tool.is_async:
-            return printed(await function(**given))
+            return _written(await function(**given))
 
         def call() -> Any:
             value = function(**given)
-            return value if inspect.isawaitable(value) else printed(value)
+            return value if inspect.isawaitable(value) else _written(value)
 
         value = await in_thread(call, f"tool {self.name}")
-        return printed(await value) if inspect.isawaitable(value) else value
+        return _written(await value) if inspect.isawaitable(value) else value
+
+
+def _written(value: object) -> tuple[str, bool]:
+    return printed(value), not isinstance(value, (str, bytes, bytearray, memoryview))

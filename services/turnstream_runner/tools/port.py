@@ -8,8 +8,11 @@ from turnstream.agents import ToolContext
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
+    """`json`: the output is a JSON value; else it is that text."""
+
     status: Literal["ok", "error"]
     output: str = ""
+    json: bool = False
     error: str = ""
 
 

@@ -161,6 +161,8 @@ class Agent(Definition):
                 "max_same_denials": limits.max_same_denials,
             },
             "durable": self.durable,
+            "graph": self.graph is not None,
+            "output": self.output,
         }
 
 

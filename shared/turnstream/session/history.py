@@ -77,10 +77,11 @@ class _Part(msgspec.Struct, frozen=True, gc=False):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """What the model of the node at `path` is asked, in place of the turn's messages."""
+    """What the model of the node at `path` is asked, in place of the turn's messages; `alone`: and nothing else."""
 
     path: str
     text: str
+    alone: bool = False
 
 
 def build(
@@ -162,6 +163,9 @@ class _Draft:
 
     def take(self, events: Sequence[Recorded], story: Story) -> None:
         wanted, run, policy = self._wanted, self._run, self._policy
+        if self._prompt and self._prompt.alone:
+            self.own = _part(self.own.key, [_group(0, [UserMessage(self._prompt.text)])])
+            return
         self.plan = _plan_state(_at(events, wanted.plan))
         self.newest_plan = _plan_state(_at(events, wanted.newest_plan))
         summary = _at(events, wanted.summary)
