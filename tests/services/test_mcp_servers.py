@@ -314,15 +314,15 @@ def test_the_same_holds_on_the_loop_that_runners_have(environment: dict[str, str
         assert str(await failure(servers.tools(at(broken("ended")), wait=WAIT))) == "it ended with status 7"
         assert "more than 8388608" in str(await failure(servers.tools(at(broken("endless")), wait=WAIT)))
         where = at(process())
-        born = json.loads(await servers.call(where, "breed", {}))
-        call = asyncio.create_task(servers.call(where, "slow", {"seconds": 60}))
+        born = json.loads(await called(servers, where, "breed", {}))
+        call = asyncio.create_task(called(servers, where, "slow", {"seconds": 60}))
         await notes.until("begun ")
         call.cancel()
         await notes.until("cancelled ", timeout=1.0)
         assert str(await failure(servers.call(where, "die", {}))) == "it ended with status 3"
         await eventually(lambda: not is_there(born["child"]))
-        assert await servers.call(where, "add", {"a": 1, "b": 2}) == "3"
-        born = json.loads(await servers.call(where, "breed", {}))
+        assert await called(servers, where, "add", {"a": 1, "b": 2}) == "3"
+        born = json.loads(await called(servers, where, "breed", {}))
         await servers.close()
         assert not is_there(born["server"]) and not is_there(born["child"])
 

@@ -266,7 +266,7 @@ async def reaches(api: Speaker, run: str, *wanted: str) -> dict[str, Any]:
 async def test_a_person_is_waited_for_over_a_restart_of_everything(
     beds: tuple[Deployment, Runners], durable: bool
 ) -> None:
-    """Of a durable agent under the policy that lets no other one go on, and of an ordinary one where all do: the same."""
+    """Of a durable agent where no other one goes on, and of an ordinary one where all do: the same comes of it."""
     deployment, _ = beds
     (api, *_), name = deployment.apis, f"asks-{durable}".lower()
     policy = {"recovery": "durable"} if durable else {}
