@@ -75,6 +75,8 @@ async def serve(
         await models.prepare(agent.model for agent in all_agents)
         servers = Servers()
         stack.push_async_callback(servers.close)
+        if any(agent.mcp for agent in all_agents):
+            await servers.prepare()
         names = Names()
         roster = Roster(all_agents, specs_of(settings, all_agents), settings, SavedAgents(broker), names)
         equipment = _equipment(settings, broker, roster, servers, models, known or Known(keep_bytes=KEEP_BYTES))

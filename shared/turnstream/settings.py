@@ -147,6 +147,11 @@ class Settings(BaseSettings):
         "queue", description="what a session that the inbox opens does with a message while busy, instead of `reject`"
     )
 
+    mcp_commands: bool = Field(False, description="whether saved agents may have MCP servers that the runner starts")
+    mcp_variables: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="variables of the runner's environment that saved agents may refer to"
+    )
+
     queues: Annotated[tuple[Name, ...], NoDecode] = Field(("default",), description="queues that a runner serves")
     runner_slots: PositiveInt = Field(64, description="runs at once in one runner process, for each queue")
     lease: Annotated[float, Field(ge=1)] = Field(
@@ -189,7 +194,7 @@ class Settings(BaseSettings):
                 return driver + self.database_url.removeprefix(plain)
         return self.database_url
 
-    @field_validator("queues", "modules", mode="before")
+    @field_validator("queues", "modules", "mcp_variables", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         """Lists are written `a,b` in the environment."""

@@ -161,6 +161,28 @@ async def test_everything_that_is_wrong_with_a_definition_is_said_with_its_path(
     assert await stored(api) == {}
 
 
+async def test_a_saved_agent_starts_nothing_on_the_runner_and_has_none_of_its_keys(
+    api: Running, nats: Broker, nats_url: str, account: str, tmp_path: Path
+) -> None:
+    server = {"url": "https://example.org/mcp", "headers": {"Authorization": "Bearer ${OPENAI_API_KEY}"}}
+    mcp = {"web": server, "own": {"command": ["sh"], "env": {"TOKEN": "${FILES_TOKEN}"}}}
+    said = {"definition": {"model": "demo", "mcp": mcp}}
+    answer = await api.http.put("/v1/agents/sly/versions/v1", json=said)
+    assert answer.status_code == 422
+    assert {fault["path"]: fault["message"].split(" (")[0] for fault in answer.json()["faults"]} == {
+        "mcp.web.headers.Authorization": "saved agents may not refer to OPENAI_API_KEY",
+        "mcp.own.command": "only agents in files and modules have servers that the runner starts",
+        "mcp.own.env.TOKEN": "saved agents may not refer to FILES_TOKEN",
+    }
+    assert (await api.http.put("/v1/agents/sly/versions/v1", json={"definition": {"model": "demo"}})).status_code == 201
+
+    may = {"mcp_commands": True, "mcp_variables": ("OPENAI_API_KEY", "FILES_TOKEN")}
+    trusting = Running(api_settings(nats_url, tmp_path, account, **may), account, nats)
+    await trusting.start()
+    assert (await trusting.http.put("/v1/agents/sly/versions/v2", json=said)).status_code == 201
+    await trusting.close()
+
+
 async def test_of_twenty_who_save_other_content_at_once_exactly_one_wins(api: Running) -> None:
     answers = await asyncio.gather(
         *(

@@ -1,6 +1,9 @@
 """MCP servers of real runners: through the whole house, and when a runner is killed (-9) or told to stop."""
 
 import json
+import re
+import shlex
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,8 @@ from turnstream.session.events import ToolReturned
 from turnstream_cli.place import read_addresses
 
 pytestmark = pytest.mark.system
+
+README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.fixture
@@ -79,6 +84,21 @@ async def test_a_message_over_http_is_answered_with_what_servers_say(
     assert await dev.stop() == 0
     assert SECRET not in dev.log
     assert not any(map(is_there, notes.pids[1:])), "all that the runner started have ended with it"
+
+
+async def test_the_readmes_server_is_one(spawn: Spawn, tmp_path: Path, folder: Path) -> None:
+    section = README.read_text().partition("## MCP servers")[2].partition("## Policies")[0]
+    for kind, path in (("python", tmp_path / "clock.py"), ("toml", folder / "timekeeper.toml")):
+        (text,) = re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL)
+        path.write_text(text)
+    (tmp_path / ".venv").symlink_to(Path(sys.prefix))
+    data = tmp_path / "data"
+    dev = spawn("dev", "--port", "0", "--nats-port", "0", data_dir=data, agents_dir=folder)
+    await dev.until_logged("Turnstream is up", timeout=60)
+    (command,) = re.findall(r"^turnstream (.*)$", section, re.MULTILINE)
+    sent = spawn(*shlex.split(command), data_dir=data)
+    assert await sent.ended(timeout=60) == 0, sent.log
+    assert re.search(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", sent.log), sent.log
 
 
 async def results(http: httpx.AsyncClient, session: str) -> AsyncIterator[dict[str, Any]]:

@@ -9,8 +9,10 @@ A server that cannot be reached is left alone for a while, longer each time, but
 """
 
 import asyncio
+import importlib
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -78,6 +80,12 @@ class Servers:
         self._room = asyncio.Lock()
         self._minding: asyncio.Task[None] | None = None
         self._closed = False
+
+    async def prepare(self) -> None:
+        """Loads the library, so that no run has to wait for it. That it is not there is an error of the run that needs
+        it, not of the start."""
+        with suppress(ImportError):
+            await asyncio.to_thread(importlib.import_module, "turnstream_runner.mcp.dialog")
 
     async def tools(
         self, place: Place, *, wait: float, fresh: bool = False, insist: bool = False

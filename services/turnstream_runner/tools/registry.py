@@ -32,6 +32,7 @@ class Tools:
         self._tools: dict[str, Callee] = {
             name: Function(tool) if isinstance(tool, Tool) else tool for name, tool in tools.items()
         }
+        self._listed = {tool.listed: tool for tool in self._tools.values()}
         self._absent: Mapping[str, str] = {}
         self._gates: dict[str, Gate] = {}
         self._leaving: set[asyncio.Task[ToolResult]] = set()
@@ -57,26 +58,30 @@ class Tools:
 
     def is_idempotent(self, name: str) -> bool:
         """Whether a call may be repeated. A tool that is not there has no effect at all."""
-        return name not in self._tools or self._tools[name].idempotent
+        tool = self._find(name)
+        return tool is None or tool.idempotent
 
     def has(self, name: str) -> bool:
-        return name in self._tools
+        return self._find(name) is not None
 
     def is_absent(self, name: str) -> bool:
         """Whether it is a tool, or may be one, that cannot be had now."""
-        return name not in self._tools and bool(self._reason(name))
+        return self._find(name) is None and bool(self._reason(name))
 
     def listed(self, name: str) -> str:
         """The name by which an agent's definition speaks of the tool."""
-        return self._tools[name].listed if name in self._tools else name
+        tool = self._find(name)
+        return tool.listed if tool else name
 
     def needs_approval(self, name: str) -> bool:
         """What the tool says of itself."""
-        return name in self._tools and self._tools[name].approval
+        tool = self._find(name)
+        return tool is not None and tool.approval
 
     def fingerprint(self, name: str, arguments: str) -> str:
         """What an approval is bound to: the tool, the schema of its arguments, and the arguments."""
-        schema = msgspec.json.encode(self._tools[name].schema, order="sorted") if name in self._tools else b""
+        tool = self._find(name)
+        schema = msgspec.json.encode(tool.schema, order="sorted") if tool else b""
         return digest(b"\x00".join((name.encode(), schema, fit(arguments).encode())))
 
     def fault(self, name: str, arguments: str) -> str:
@@ -91,7 +96,7 @@ class Tools:
     async def turn(self, name: str, run: str) -> AsyncGenerator[None, None]:
         """Waits until this call may begin beside the other calls of `run`, named with its account: an exclusive tool
         runs alone. Held around the whole call, and around whatever is stored before it."""
-        tool = self._tools.get(name)
+        tool = self._find(name)
         gate = self._gates.setdefault(run, Gate())
         try:
             async with gate.entered(alone=tool is not None and tool.exclusive):
@@ -103,10 +108,9 @@ class Tools:
     async def call(self, name: str, arguments: str, context: ToolContext) -> ToolResult:
         """Calls the tool with arguments in JSON as the model wrote them."""
         try:
-            given = self._read(name, arguments)
+            tool, given = self._read(name, arguments)
         except Unfit as error:
             return _error(str(error))
-        tool = self._tools[name]
         task = asyncio.create_task(tool.call(given, context), name=f"tool {name}")
         try:
             done, _ = await asyncio.wait((task,), timeout=tool.timeout)
@@ -130,14 +134,18 @@ class Tools:
         """Why a tool cannot be had now; empty where it could, if it were one."""
         return next((reason for prefix, reason in self._absent.items() if name.startswith(prefix)), "")
 
-    def _read(self, name: str, arguments: str) -> Any:
-        """The arguments. Raises `Unfit` where the tool cannot be called with them."""
-        tool = self._tools.get(name)
+    def _find(self, name: str) -> Callee | None:
+        """A tool by the name that the model has for it, or that its agent's definition has."""
+        return self._tools.get(name) or self._listed.get(name)
+
+    def _read(self, name: str, arguments: str) -> tuple[Callee, Any]:
+        """The tool and its arguments. Raises `Unfit` where it cannot be called with them."""
+        tool = self._find(name)
         if tool is None:
             if reason := self._reason(name):
                 raise Unfit(reason)
             raise Unfit(f"there is no tool {name[:64]!r}; there are: {', '.join(sorted(self._tools))}")
-        return tool.read(fit(arguments).strip() or "{}")
+        return tool, tool.read(fit(arguments).strip() or "{}")
 
 
 def _error(message: str) -> ToolResult:

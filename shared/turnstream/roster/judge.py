@@ -12,6 +12,7 @@ from turnstream.agents.models import DEMO
 from turnstream.ids import agent_id
 from turnstream.roster.edition import named_by, pin_of
 from turnstream.roster.roster import Roster
+from turnstream.roster.servers import server_faults
 from turnstream.session.events import PolicyData
 from turnstream.settings import Settings
 from turnstream.specs import server_policy, spec_of
@@ -33,6 +34,7 @@ async def judge(
     pins = await _pins(roster, account, agent, version)
     known = {ref for node, ref in named_by(agent) if node in pins}
     faults += check(where, agent, roster.local.tools, roster.settings.models, known)
+    faults += server_faults(where, agent, roster.settings)
     faults += _policy_faults(agent, server_policy(roster.settings))
     if faults:
         raise AgentsError(faults)
