@@ -277,6 +277,17 @@ def test_a_retry_is_carried_out_by_what_the_agent_is_now() -> None:
     same.when(gone).then(rejected("agent_not_found", field="agent"))
 
 
+def test_a_retry_keeps_the_version_that_the_session_names() -> None:
+    old = msgspec.structs.replace(spec(), digest="d0", version="v0")
+    specs = {**AGENTS, "default@v0": old}
+    turn = (posted("m1", 1, by=old), started(1, 1, "m1"), ended(1, "failed"))
+    command = msgspec.structs.replace(retry(), specs=specs)
+    given(opened(agent="default@v0"), *turn).when(command).then(requested(2, "m1", retry_of=1, by=old))
+    given(opened(agent="default"), *turn).when(command).then(requested(2, "m1", retry_of=1))
+    given(opened(agent="default@v9"), *turn).when(command).then(requested(2, "m1", retry_of=1))
+    given(opened(agent="default@v0"), *turn).when(retry()).then(rejected("agent_not_found", field="agent"))
+
+
 def test_a_retry_takes_the_policy_of_the_session() -> None:
     wall = PolicyData(clock="wall")
     session = given(opened(policy=wall), *FAILED[1:])

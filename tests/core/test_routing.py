@@ -305,6 +305,15 @@ def test_a_message_for_another_agent_or_model_does_not_steer() -> None:
     session.when(post("m2", agent="default")).then(steers("m2", 1))
 
 
+def test_a_message_for_another_version_does_not_steer() -> None:
+    session = given(opened(policy=PolicyData(on_busy="steer")), *RUNNING)
+    specs = {"default": AGENTS["default"], "default@v1": AGENTS["default"]}
+    other = msgspec.structs.replace(spec(policy=PolicyData(on_busy="steer")), version="v0", digest="d0")
+    specs["default@v0"] = msgspec.structs.replace(AGENTS["default"], version="v0", digest="d0")
+    session.when(post("m2", agent="default@v1", specs=specs)).then(steers("m2", 1))
+    session.when(post("m2", agent="default@v0", specs=specs)).then(queued("m2", 2, by=other))
+
+
 @pytest.mark.parametrize("field", ["agent", "model"])
 def test_an_answer_takes_no_agent_and_no_model(field: str) -> None:
     session = given(opened(), *QUESTION)

@@ -12,7 +12,7 @@ from turnstream_cli.main import build
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-SUBS = ("runs", "keys")
+SUBS = ("agents", "runs", "keys")
 """Commands that have others below them."""
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import os
 import re
 import shlex
@@ -26,9 +27,13 @@ PROMISES = {"waits": 5, "fails": 1}
 """Exit codes by the first word of the comment behind a command."""
 
 
-def commands() -> Iterator[tuple[str, int]]:
+USE, SAVED = ("## Use it", "**Agents**"), ("**Saved agents.**", "## MCP servers")
+"""Parts of the README: where each begins, and where the next one does."""
+
+
+def commands(part: tuple[str, str]) -> Iterator[tuple[str, int]]:
     """Commands of `turnstream` and `curl`, and the exit code that the comment behind them promises."""
-    text = README.read_text().partition("## Use it")[2].partition("**Agents**")[0]
+    text = README.read_text().partition(part[0])[2].partition(part[1])[0]
     for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             written, _, comment = line.partition("  #")
@@ -53,18 +58,44 @@ async def test_the_readmes_commands_do_what_it_says(spawn: Spawn, tmp_path: Path
     await dev.until_logged("Turnstream is up", timeout=60)
     addresses = await eventually(lambda: read_addresses(folder))
     assert addresses
-    found = list(commands())
+    found = list(commands(USE))
     named = {shlex.split(command)[1] for command, _ in found if command.startswith("turnstream")}
     assert {"open", "send", "stop", "retry", "queue", "requests", "answer", "approve", "deny", "delete"} <= named
     assert len(found) > 30
+    await _perform(found, folder, addresses.http)
+
+
+async def test_the_readmes_commands_for_saved_agents_do_what_it_says(
+    spawn: Spawn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "data"
+    dev = spawn("dev", "--port", "0", "--nats-port", "0", data_dir=folder)
+    await dev.until_logged("Turnstream is up", timeout=60)
+    addresses = await eventually(lambda: read_addresses(folder))
+    assert addresses
+    (poet,) = re.findall(r"```toml\n(# agents/poet\.toml\n.*?)```", README.read_text(), re.DOTALL)
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "poet.toml").write_text(poet)
+    monkeypatch.chdir(tmp_path)
+    found = list(commands(SAVED))
+    assert len([command for command, _ in found if command.startswith("turnstream agents save")]) == 2
+    await _perform(found, folder, addresses.http)
+    runs = [json.loads(line) for line in (await _perform([("turnstream runs --json", 0)], folder, addresses.http))]
+    assert [run["version"] for run in runs] == ["v2", "v1", "v1"]
+
+
+async def _perform(found: list[tuple[str, int]], folder: Path, http: str) -> list[str]:
+    """The lines that the last of the commands has printed."""
+    said = ""
     with patch.dict(os.environ):
         for name in [name for name in os.environ if name.startswith("TURNSTREAM_")]:
             del os.environ[name]
         os.environ |= {"TURNSTREAM_DATA_DIR": str(folder), "TURNSTREAM_LOG_LEVEL": "error"}
         for command, promised in found:
-            program, *arguments = shlex.split(command.replace("localhost:8080", addresses.http))
+            program, *arguments = shlex.split(command.replace("localhost:8080", http))
             code, said = await (_curl(arguments) if program == "curl" else _turnstream(arguments))
             assert code == promised, (command, code, said)
+    return said.splitlines()
 
 
 async def test_the_readmes_program_says_something_and_reads_what_became_of_it(spawn: Spawn, tmp_path: Path) -> None:
