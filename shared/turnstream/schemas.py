@@ -48,6 +48,12 @@ def fault_of(schema: Mapping[str, object]) -> str | None:
     return None
 
 
+def misfit_of(value: object, schema: Mapping[str, object]) -> str | None:
+    """Why a value does not fit a schema that can be used, if so."""
+    error = next(iter(validator_of(msgspec.json.encode(schema).decode()).iter_errors(value)), None)
+    return None if error is None else said(error)
+
+
 def is_readable(schema: str) -> bool:
     """Whether values can be held against a schema that is the server's own: it may be larger than a model's."""
     try:

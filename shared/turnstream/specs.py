@@ -12,9 +12,10 @@ from turnstream import schemas
 from turnstream.agents import Agent, Agents, AgentsError, Fault, load
 from turnstream.agents.definition import AnyTool
 from turnstream.agents.mcp import tool_name
+from turnstream.agents.nodes import HumanNode
 from turnstream.session.errors import Rejected
 from turnstream.session.events import UPDATE_PLAN, PolicyData, Spec
-from turnstream.session.policy import merged, parse_policy
+from turnstream.session.policy import Policy, merged, parse_policy, resolve
 from turnstream.settings import Settings, SettingsError
 
 
@@ -47,8 +48,19 @@ def spec_of(agent: Agent, server: PolicyData, version: str = "") -> Spec:
     except Rejected as error:
         field = str(error.details["field"])
         raise AgentsError([Fault(f"agent {agent.name}", field, error.message.removeprefix(f"{field}: "))]) from None
+    if faults := _forgotten(agent, resolve(policy)):
+        raise AgentsError(faults)
     spec = msgspec.structs.replace(msgspec.convert(agent.pinned(), Spec), policy=policy)
     return msgspec.structs.replace(spec, version=version) if version else spec
+
+
+def _forgotten(agent: Agent, policy: Policy) -> list[Fault]:
+    """Nodes of a graph that ask a person, who may take long, where a run does not outlive its runner."""
+    if agent.graph is None or agent.durable or policy.recovery == "resume":
+        return []
+    what = f"asks a person: under `recovery = {policy.recovery}` the agent has to be `durable`"
+    places = [place for place, node in agent.graph.walk() if isinstance(node, HumanNode)]
+    return [Fault(f"agent {agent.name}", ".".join(map(str, ("graph", *place))), what) for place in places]
 
 
 def specs_of(settings: Settings, known: Iterable[Agent]) -> dict[str, Spec]:

@@ -546,3 +546,44 @@ def test_a_logical_name_goes_before_all_others() -> None:
     assert lookup("demo", {"demo": mine}) is mine
     assert lookup("openai:gpt-5", {}).model == "gpt-5"
     assert lookup("demo", {}).provider == "demo"
+
+
+# --- what graphs name -------------------------------------------------------------------------------------------------
+
+
+def test_what_the_nodes_of_a_graph_name_has_to_be_there(folder: Path) -> None:
+    other = {"model": "demo"}
+    nodes: dict[str, Any] = {
+        "start": {"type": "input"},
+        "think": {"type": "llm", "model": "nope", "tools": ["add", "nope", "delegate"]},
+        "check": {"type": "guardrail", "check": "ok?", "model": "priced"},
+        "call": {"type": "tool", "tool": "nowhere"},
+        "ask": {"type": "agent", "agent": "other"},
+        "old": {"type": "agent", "agent": "other@0123"},
+        "self": {"type": "agent", "agent": "a"},
+        "gone": {"type": "agent", "agent": "gone"},
+    }
+    graph = {"nodes": nodes, "edges": [f"start -> {name}" for name in list(nodes)[1:]]}
+    write(folder, other=other, a={"graph": graph})
+    known = ", ".join(sorted(load().tools))
+    assert faults(folder=folder, models=PRICES) == [
+        "a.json: graph.nodes.think.model: unknown model 'nope'; known: demo, openai:<id>, anthropic:<id>, priced",
+        f"a.json: graph.nodes.think.tools.1: unknown tool 'nope'; known: {known}",
+        "a.json: graph.nodes.think.tools.2: 'delegate' is not named here; say `control = {delegate = true}`",
+        f"a.json: graph.nodes.call.tool: unknown tool 'nowhere'; known: {known}",
+        "a.json: graph.nodes.old.agent: unknown agent 'other@0123'",
+        "a.json: graph.nodes.gone.agent: unknown agent 'gone'",
+    ]
+    version = define("x", {"name": "other", **other}).version
+    nodes["old"]["agent"] = f"other@{version}"
+    nodes["gone"]["agent"] = "default"
+    nodes["call"]["tool"] = "add"
+    nodes["think"] = {"type": "llm", "model": "demo"}
+    write(folder, a={"graph": graph, "limits": {"max_cost": 1}})
+    assert faults(folder=folder, models=PRICES) == [
+        "a.json: limits.max_cost: model 'demo' has no prices: they are settings of a logical model"
+    ]
+    nodes["think"]["model"] = "priced"
+    write(folder, a={"graph": graph, "limits": {"max_cost": 1}})
+    agents = load(folder=folder, models=PRICES)
+    assert "a" in agents and f"other@{version}" in agents

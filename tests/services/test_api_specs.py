@@ -45,3 +45,20 @@ def test_a_policy_that_does_not_do_names_agent_and_field_and_all_are_named_at_on
         "agent c: policy.mood: no such policy field",
         "agent d: policy.on_message: must be an object",
     ]
+
+
+@pytest.mark.parametrize(("recovery", "durable", "refused"), [
+    ("resume", False, False), ("durable", False, True), ("durable", True, False), ("fail", False, True),
+])  # fmt: skip
+def test_who_asks_a_person_outlives_the_runner(tmp_path: Path, recovery: str, durable: bool, refused: bool) -> None:
+    inside = {"nodes": {"i": {"type": "input"}, "ask": {"type": "human", "prompt": "?"}}, "edges": ["i -> ask"]}
+    graph = {"nodes": {"start": {"type": "input"}, "m": {"type": "map", "graph": inside}}, "edges": ["start -> m"]}
+    (tmp_path / "a.json").write_text(json.dumps({"graph": graph, "durable": durable}))
+    settings = Settings(agents_dir=tmp_path, policy={"recovery": recovery})
+    if not refused:
+        assert specs_of(settings, agents_of(settings))["a"].durable is durable
+        return
+    with pytest.raises(AgentsError) as caught:
+        specs_of(settings, agents_of(settings))
+    what = f"asks a person: under `recovery = {recovery}` the agent has to be `durable`"
+    assert [str(fault) for fault in caught.value.faults] == [f"agent a: graph.nodes.m.graph.nodes.ask: {what}"]

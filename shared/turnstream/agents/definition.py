@@ -97,7 +97,7 @@ class Agent(Definition):
             if servers is not None:
                 faults += [((*place, *inner), message) for inner, message in _unknown_servers(node, servers)]
         if faults:
-            raise refusal(faults)
+            raise refusal(faults, kind="as_written")
         return graph
 
     @field_validator("approval")
@@ -179,7 +179,8 @@ def faults_of(where: str, error: ValidationError) -> list[Fault]:
 
 
 def _fault(where: str, detail: ErrorDetails) -> Fault:
-    path = ".".join(str(part) for part in _path(detail["loc"]))
+    place = detail["loc"] if detail["type"] == "as_written" else _path(detail["loc"])
+    path = ".".join(str(part) for part in place)
     match detail["type"]:
         case "extra_forbidden":
             return Fault(where, path, "unknown field")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, Self, Typ
 
 from pydantic import Field, StringConstraints, model_validator
 
+from turnstream import schemas
 from turnstream.agents.mcp import McpTool
 from turnstream.agents.terms import (
     Control,
@@ -168,15 +169,25 @@ class HumanNode(_Node):
     def _says_what_then(self) -> Self:
         faults: list[tuple[Place, str]] = []
         if self.on_timeout == "default":
-            if self.default is None:
-                faults.append((("default",), "is missing: it is the answer where nobody answers"))
             if self.timeout is None:
                 faults.append((("timeout",), "is missing: without it nothing is waited out"))
+            if self.default is None:
+                faults.append((("default",), "is missing: it is the answer where nobody answers"))
+            elif misfit := self._misfit(self.default):
+                faults.append((("default",), f"is not an answer: {misfit}"))
         elif self.default is not None:
             faults.append((("default",), 'goes with `on_timeout = "default"`'))
+        for i, choice in enumerate(self.choices or ()):
+            if misfit := self._misfit(choice):
+                faults.append((("choices", i), f"is not an answer: {misfit}"))
         if faults:
             raise refusal(faults)
         return self
+
+    def _misfit(self, answer: object) -> str | None:
+        if self.choices is not None and answer not in self.choices:
+            return f"must be one of {', '.join(self.choices)}"
+        return None if self.answer is None else schemas.misfit_of(answer, self.answer)
 
 
 class AgentNode(_Node):

@@ -47,9 +47,17 @@ def fault(message: str) -> PydanticCustomError:
     return PydanticCustomError("fault", "{message}", {"message": message})
 
 
-def refusal(faults: Iterable[tuple[Place, str]], besides: Sequence[InitErrorDetails] = ()) -> ValidationError:
-    """What a validator raises that has found several things wrong, each at its own place."""
-    lines = [InitErrorDetails(type=fault(message), loc=place, input=None) for place, message in faults]
+def refusal(
+    faults: Iterable[tuple[Place, str]],
+    besides: Sequence[InitErrorDetails] = (),
+    kind: Literal["fault", "as_written"] = "fault",
+) -> ValidationError:
+    """What a validator raises that has found several things wrong, each at its own place. `as_written`: the places are
+    those that people know, without the types of nodes that pydantic puts in."""
+    lines = [
+        InitErrorDetails(type=PydanticCustomError(kind, "{message}", {"message": message}), loc=place, input=None)
+        for place, message in faults
+    ]
     return ValidationError.from_exception_data("Definition", [*besides, *lines])
 
 
