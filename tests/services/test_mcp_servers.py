@@ -87,6 +87,19 @@ async def test_a_server_of_an_earlier_protocol_is_spoken_to_as_it_wants(servers:
     assert json.loads(await called(servers, where, "add", {"a": 1})) == {"a": 1}
 
 
+async def test_a_session_that_a_server_has_forgotten_is_begun_anew_and_the_call_made(
+    servers: Servers, notes: Notes, web: Web
+) -> None:
+    """As earlier protocols have it."""
+    await web.start(program="mcp_broken.py")
+    where = at(web.server())
+    for n in range(3):
+        assert json.loads((await servers.call(where, "add", {"n": n})).text) == {"n": n}
+    assert json.loads((await servers.call(where, "add", {"forget": True})).text) == {"forget": True}
+    assert json.loads((await servers.call(where, "add", {"n": 3})).text) == {"n": 3}
+    assert [notes.count(line) for line in ("session 1", "session 2", "session 3")] == [1, 1, 0]
+
+
 # --- what is kept secret ----------------------------------------------------------------------------------------------
 
 
@@ -132,9 +145,9 @@ async def test_a_variable_that_is_not_there_is_named(servers: Servers) -> None:
         ("ended", "it ended with status 7"),
     ],
 )
-async def test_a_server_that_does_not_begin_is_given_up(servers: Servers, notes: Notes, kind: str, said: str) -> None:
+async def test_a_server_that_does_not_begin_is_given_up(impatient: Servers, notes: Notes, kind: str, said: str) -> None:
     where = at(broken(kind, timeout=2))
-    assert str(await failure(servers.tools(where, wait=WAIT))) == said
+    assert str(await failure(impatient.tools(where, wait=WAIT))) == said
     (pid,) = notes.pids
     await eventually(lambda: not is_there(pid), what="the process is gone")
 
@@ -149,11 +162,11 @@ async def test_what_cannot_be_started_or_reached_is_said(servers: Servers, tmp_p
     assert "ConnectError" in await said(McpServer(url="http://127.0.0.1:9/mcp"))
 
 
-async def test_a_server_that_cannot_be_reached_holds_nobody_up_again(servers: Servers, notes: Notes) -> None:
+async def test_a_server_that_cannot_be_reached_holds_nobody_up_again(impatient: Servers, notes: Notes) -> None:
     where = at(broken("deaf", timeout=2))
-    await failure(servers.tools(where, wait=WAIT))
+    await failure(impatient.tools(where, wait=WAIT))
     began = asyncio.get_running_loop().time()
-    assert str(await failure(servers.tools(where, wait=WAIT))) == "it did not answer within 2 s"
+    assert str(await failure(impatient.tools(where, wait=WAIT))) == "it did not answer within 2 s"
     assert asyncio.get_running_loop().time() - began < 0.1
     assert len(notes.pids) == 1
 

@@ -3,6 +3,7 @@ is there."""
 
 from typing import Any
 
+import mcp.types as types
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from turnstream.agents import ToolContext
 from turnstream.agents.mcp import McpServer
 from turnstream.agents.tool import NAME
 from turnstream_runner.mcp.connection import Listed
+from turnstream_runner.mcp.content import shown as content_of
 from turnstream_runner.mcp.endpoint import Hidden, found
 from turnstream_runner.mcp.failures import Unset
 from turnstream_runner.mcp.names import safe
@@ -121,3 +123,62 @@ def test_a_reference_to_what_is_not_there_is_an_error_that_names_it() -> None:
 
 def test_of_two_secrets_in_one_another_nothing_is_left() -> None:
     assert Hidden(["secret", "secret-key", "tiny"]).strike("secret-key secret tiny") == "*** *** tiny"
+
+
+@pytest.mark.parametrize("shown", ["it 'pass\\nword-1'", 'it "pass\\nword-1"', "it word-1", "it pass%0Aword-1"])
+def test_a_secret_is_not_shown_in_another_form_either(shown: str) -> None:
+    assert "word-1" not in Hidden(["pass\nword-1\n"]).strike(shown)
+
+
+# --- what a tool returned ---------------------------------------------------------------------------------------------
+
+
+def texts(*some: str) -> list[Any]:
+    return [types.TextContent(type="text", text=text) for text in some]
+
+
+@pytest.mark.parametrize(
+    ("content", "structured", "shown", "is_json"),
+    [
+        (texts("one", "two"), None, "one\ntwo", False),
+        ([], None, "", False),
+        (texts("3"), {"result": 3}, "3", True),
+        (texts("3"), {"result": "3"}, "3", False),
+        (texts('{\n  "a": 1\n}'), {"a": 1}, '{\n  "a": 1\n}', True),
+        (texts("found one"), {"a": 1}, 'found one\n{"a":1}', False),
+        ([], {"a": [1, None]}, '{"a":[1,null]}', True),
+        (
+            [types.AudioContent(type="audio", data="QUJD", mime_type="audio/wav")],
+            None,
+            "[audio, audio/wav, 3 bytes: not shown]",
+            False,
+        ),
+        (
+            [
+                types.EmbeddedResource(
+                    type="resource",
+                    resource=types.TextResourceContents(uri="file:///a", text="inside", mime_type="text/x"),
+                )
+            ],
+            None,
+            "[resource file:///a, text/x]\ninside",
+            False,
+        ),
+        (
+            [
+                types.EmbeddedResource(
+                    type="resource", resource=types.BlobResourceContents(uri="file:///a", blob="QUI=")
+                )
+            ],
+            None,
+            "[resource file:///a, of unknown type, 2 bytes: not shown]",
+            False,
+        ),
+    ],
+)
+def test_a_result_is_its_texts_and_whatever_else_is_named(
+    content: list[Any], structured: dict[str, Any] | None, shown: str, is_json: bool
+) -> None:
+    result = types.CallToolResult(content=content, structured_content=structured)
+    found = content_of(result)
+    assert (found.text, found.json) == (shown, is_json)

@@ -27,7 +27,7 @@ def process(**said: Any) -> McpServer:
 def broken(kind: str, **said: Any) -> McpServer:
     """One that is not well."""
     command = [sys.executable, str(HERE / "mcp_broken.py"), kind]
-    return McpServer(command=command, env={"NOTES": "${NOTES}", "SECONDS": "${SECONDS}"}, **said)
+    return McpServer(command=command, env={"NOTES": "${NOTES}"}, **said)
 
 
 class Notes:
@@ -68,13 +68,22 @@ def notes(tmp_path: Path) -> Notes:
 @pytest.fixture
 def environment(notes: Notes) -> dict[str, str]:
     """What the runner of a test has in its environment."""
-    return {**os.environ, "NOTES": str(notes.path), "SECRET": SECRET, "KEY": "open-sesame", "SECONDS": "4"}
+    return {**os.environ, "NOTES": str(notes.path), "SECRET": SECRET, "KEY": "open-sesame"}
 
 
 @pytest.fixture
 async def servers(environment: dict[str, str]) -> AsyncIterator[Servers]:
     importlib.import_module("turnstream_runner.mcp.dialog")  # else the first test would wait for it
     some = Servers(environment)
+    yield some
+    await some.close()
+
+
+@pytest.fixture
+async def impatient(environment: dict[str, str]) -> AsyncIterator[Servers]:
+    """They give a server two seconds to begin."""
+    importlib.import_module("turnstream_runner.mcp.dialog")
+    some = Servers(environment, opening=2.0)
     yield some
     await some.close()
 
@@ -89,11 +98,11 @@ class Web:
         self._process: Process | None = None
         self.port = 0
 
-    async def start(self, *options: str) -> None:
+    async def start(self, *options: str, program: str = "mcp_server.py") -> None:
         self._options = options or self._options
         port_file = self._folder / "port"
         port_file.unlink(missing_ok=True)
-        arguments = [sys.executable, str(HERE / "mcp_server.py"), "http", str(port_file), *self._options]
+        arguments = [sys.executable, str(HERE / program), "http", str(port_file), *self._options]
         environment = self._environment | {"PORT": str(self.port)}
         self._process = Process(arguments, environment, self._folder, f"web-{len(list(self._folder.iterdir()))}")
         await eventually(port_file.exists, 30.0, what="the server listens")

@@ -43,7 +43,7 @@ def write(folder: Path, name: str, **servers: McpServer) -> None:
 @pytest.fixture(autouse=True)
 def shown(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the runners have in their environment."""
-    for name, value in {"NOTES": str(notes.path), "SECRET": SECRET, "KEY": "open-sesame", "SECONDS": "1"}.items():
+    for name, value in {"NOTES": str(notes.path), "SECRET": SECRET, "KEY": "open-sesame"}.items():
         monkeypatch.setenv(name, value)
 
 

@@ -11,10 +11,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
 import httpx2
+import msgspec
 from mcp import Client, MCPError
 from mcp.client.session import IncomingMessage
 from mcp.client.streamable_http import streamable_http_client
-from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, Implementation, ToolListChangedNotification
+from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, Implementation, Tool, ToolListChangedNotification
 
 from turnstream import __version__
 from turnstream_runner.mcp.child import MESSAGE_MAX, spoken
@@ -31,6 +32,8 @@ TOOLS_MAX: Final = 512
 """Tools of one server that are looked at."""
 DESCRIPTION_MAX: Final = 4096
 """Characters of a tool's description that a model is told."""
+ERROR_MAX: Final = 8192
+"""Characters of what a server says of a failure that are looked at."""
 SESSION_GONE: Final = "Session terminated"
 """What the library says where the server does not know the session any more: nothing was done then."""
 
@@ -60,12 +63,15 @@ class Dialog:
                 count += 1
                 if count > TOOLS_MAX:
                     return
-                yield Listed(
-                    tool.name, self._hidden.strike(tool.description or "")[:DESCRIPTION_MAX], tool.input_schema
-                )
+                yield self._listed(tool)
             cursor = page.next_cursor
             if not cursor:
                 return
+
+    def _listed(self, tool: Tool) -> Listed:
+        description = self._hidden.strike(tool.description or "")[:DESCRIPTION_MAX]
+        schema = self._hidden.strike(msgspec.json.encode(tool.input_schema).decode())
+        return Listed(tool.name, description, msgspec.json.decode(schema))
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Shown:
         """What the tool returned. Raises `Refused` where the server says that it failed, `Failed`, `Ended`."""
@@ -76,7 +82,7 @@ class Dialog:
         except Exception as error:
             raise self._failed(error) from None
         if result.is_error:
-            raise Refused(struck(text) or "the tool failed and did not say why")
+            raise Refused(struck(text[:ERROR_MAX]) or "the tool failed and did not say why")
         return Shown(text, is_json)
 
     def _failed(self, error: BaseException) -> Failed:

@@ -5,8 +5,10 @@ has it.
 What was put in is kept from models, people and logs: whatever a server says is shown without it (`Hidden`).
 """
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
+from urllib.parse import quote
 
 import msgspec
 
@@ -23,15 +25,25 @@ INHERITED: Final = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR"
 
 
 class Hidden:
-    """Values that are not to be shown."""
+    """Values that are not to be shown, neither as they are nor as others write them."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        self._values = sorted({value for value in values if len(value) >= SECRET_MIN}, key=len, reverse=True)
+        forms = {form for value in values for form in _forms(value) if len(form) >= SECRET_MIN}
+        self._values = sorted(forms, key=len, reverse=True)
 
     def strike(self, text: str) -> str:
         for value in self._values:
             text = text.replace(value, STRUCK)
         return text
+
+
+def _forms(value: str) -> Iterator[str]:
+    """A value, without what is around it, line by line, in JSON and in an address."""
+    for part in (value, value.strip(), *value.splitlines()):
+        yield part
+        yield json.dumps(part)[1:-1]
+        yield json.dumps(part, ensure_ascii=False)[1:-1]
+        yield quote(part, safe="")
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,6 +25,9 @@ from turnstream_runner.mcp.content import Shown
 from turnstream_runner.mcp.endpoint import found
 from turnstream_runner.mcp.failures import Ended, Failed
 
+OPENING: Final = 30.0
+"""Seconds that a server has to begin, or more if its calls have more: one that is installed first takes its time. Who
+waits for it waits less."""
 IDLE: Final = 300.0
 """Seconds without use after which a connection is closed."""
 PROCESSES_MAX: Final = 32
@@ -61,17 +64,19 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 class Servers:
-    """`environment` is what definitions refer to. `idle`: seconds."""
+    """`environment` is what definitions refer to. `opening`, `idle`: seconds."""
 
     def __init__(
         self,
         environment: Mapping[str, str] = os.environ,
         *,
+        opening: float = OPENING,
         idle: float = IDLE,
         processes: int = PROCESSES_MAX,
         connections: int = CONNECTIONS_MAX,
     ) -> None:
         self._environment = environment
+        self._opening = opening
         self._idle = idle
         self._processes_max = processes
         self._connections_max = connections
@@ -151,9 +156,8 @@ class Servers:
         def lost() -> None:
             self._note(place, connection)
 
-        connection = Connection(
-            place.name, lambda: found(place.server, self._environment), timeout=place.server.timeout, lost=lost
-        )
+        timeout = max(place.server.timeout, self._opening)
+        connection = Connection(place.name, lambda: found(place.server, self._environment), timeout=timeout, lost=lost)
         self._there[place.key] = place, connection
         if self._minding is None or self._minding.done():
             self._minding = asyncio.create_task(self._mind())
