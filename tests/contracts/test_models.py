@@ -331,6 +331,16 @@ async def test_a_provider_says_how_long_to_wait(wire: type[Spoken]) -> None:
     assert (error.retryable, error.retry_after) == (True, 61.0)
 
 
+async def test_a_provider_that_says_not_to_retry_is_believed(wire: type[Spoken]) -> None:
+    async def refuses(exchange: Exchange) -> None:
+        await exchange.status("503 Down", wire.error("for long"), x_should_retry="false")
+
+    async with peer(refuses) as provider:
+        error, _ = await failed(wire, provider.base_url, tries=3)
+        assert len(provider.seen) == 1
+    assert not error.retryable
+
+
 TOO_LONG = {
     "chat": [("context_length_exceeded", "This model's maximum context length is 8192 tokens.")],
     "responses": [("context_length_exceeded", "Your input exceeds the context window of this model.")],
