@@ -23,7 +23,7 @@ from turnstream_cli import tend
 from turnstream_cli.client import Connect, connected
 from turnstream_cli.exits import CommandError, Exit
 from turnstream_cli.place import Addresses, announced, held
-from turnstream_cli.serve import http_url, print_addresses, started, until_stopped
+from turnstream_cli.serve import http_url, print_addresses, started, until_stopped, with_examples
 from turnstream_cli.stack import broker, free_port, serving, stop_on_signals, together
 
 LEASE = 2.0
@@ -48,18 +48,20 @@ def demo(
     """
     folder = data_dir or Path(tempfile.mkdtemp(prefix="turnstream-demo-"))
     # The tour shows the embedded default, whatever the environment says.
-    settings = started(
-        data_dir=folder,
-        nats_url="",
-        database_url="",
-        http_host="127.0.0.1",
-        http_port=port,
-        nats_port=nats_port,
-        inbox_on_busy="queue",
-        account="default",
-        default_model="demo",
-        lease=LEASE,
-        log_level="error",
+    settings = with_examples(
+        started(
+            data_dir=folder,
+            nats_url="",
+            database_url="",
+            http_host="127.0.0.1",
+            http_port=port,
+            nats_port=nats_port,
+            inbox_on_busy="queue",
+            account="default",
+            default_model="demo",
+            lease=LEASE,
+            log_level="error",
+        )
     )
     ports = {name: _port(settings, name, how) for name, how in (("http_port", "--port"), ("nats_port", "--nats-port"))}
     settings = settings.model_copy(update={**ports, "policy": {"preset": "strict"}})

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from turnstream import settings as settings_file
+from turnstream.agents.examples import EXAMPLES
 from turnstream.settings import Settings
 from turnstream.telemetry import configure, log
 from turnstream_cli.exits import CommandError, Exit
@@ -40,7 +41,8 @@ def dev(
     sync_interval
         How often the embedded NATS server syncs to disk: `always`, or a duration such as `10s`.
     """
-    settings = started(quiet=True, data_dir=data_dir, http_port=port, nats_port=nats_port, sync_interval=sync_interval)
+    given = {"data_dir": data_dir, "http_port": port, "nats_port": nats_port, "sync_interval": sync_interval}
+    settings = with_examples(started(quiet=True, **given))
     console = Console(stderr=True, highlight=False)
 
     async def run() -> None:
@@ -111,6 +113,13 @@ def started(*, quiet: bool = False, **given: object) -> Settings:
     for name in settings_file.unknown(os.environ):
         log.warning("this variable names no setting", variable=name)
     return settings
+
+
+def with_examples(settings: Settings) -> Settings:
+    """With agents to try, where the settings name none."""
+    if settings.agents_dir or settings.modules:
+        return settings
+    return settings.model_copy(update={"agents_dir": EXAMPLES})
 
 
 def http_url(settings: Settings) -> str:

@@ -58,7 +58,7 @@ class Delegation:
         key = self._ledger.key
         try:
             order = order_of(call)
-            spec = await self._spec(run, order)
+            spec = await self._spec(run, order, named=effect.call.is_node)
             session = key.child(run.n, effect.k).session
             if effect.k > MAX_CHILDREN:
                 raise ValueError(f"a run has {MAX_CHILDREN} sub-agents at most")
@@ -79,13 +79,16 @@ class Delegation:
             spec=spec,
         )
 
-    async def _spec(self, run: Run, order: Order) -> Spec:
-        """What the child carries out: with no tool that the parent has not, and no more than the parent has left.
-        Raises `ValueError`."""
+    async def _spec(self, run: Run, order: Order, *, named: bool) -> Spec:
+        """What the child carries out: with no tool that the parent has not, and no more than the parent has left. An
+        agent that a graph names has its own tools, but for what the run may not use. Raises `ValueError`."""
         account, roles = self._ledger.key.account, self._equipment.roles
         spec = await self._meant(run, order)
-        mine = await persist(lambda: roles.tools_of(account, run.spec))
         its = await persist(lambda: roles.tools_of(account, spec))
+        if named:
+            mine = its if run.spec.tools is None else run.spec.tools
+        else:
+            mine = await persist(lambda: roles.tools_of(account, run.spec))
         return msgspec.structs.replace(
             spec,
             model=spec.model if order.agent else run.spec.model,

@@ -308,7 +308,7 @@ class Nodes:
 
     async def end(self, effect: End) -> RunEnded:
         """What has reached the output node, or why there is nothing."""
-        ended = RunEnded(run=effect.run, attempt=effect.attempt, status="completed", model=self._run.spec.model)
+        ended = RunEnded(run=effect.run, attempt=effect.attempt, status="completed")
         if effect.output:
             finished = await self._end_of(effect.output)
             ended = msgspec.structs.replace(ended, content=finished.output, blob=finished.blob)

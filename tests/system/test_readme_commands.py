@@ -28,6 +28,7 @@ PROMISES = {"waits": 5, "fails": 1}
 
 
 USE, SAVED = ("## Use it", "**Agents**"), ("**Saved agents.**", "## MCP servers")
+GRAPHS = ("**Graphs.**", "**Models.**")
 """Parts of the README: where each begins, and where the next one does."""
 
 
@@ -58,7 +59,7 @@ async def test_the_readmes_commands_do_what_it_says(spawn: Spawn, tmp_path: Path
     await dev.until_logged("Turnstream is up", timeout=60)
     addresses = await eventually(lambda: read_addresses(folder))
     assert addresses
-    found = list(commands(USE))
+    found = [*commands(USE), *commands(GRAPHS)]
     named = {shlex.split(command)[1] for command, _ in found if command.startswith("turnstream")}
     assert {"open", "send", "stop", "retry", "queue", "requests", "answer", "approve", "deny", "delete"} <= named
     assert len(found) > 30
