@@ -4,8 +4,10 @@ import re
 import tomllib
 from pathlib import Path
 
-from turnstream.agents import PARAMS, Params
+from turnstream.agents import PARAMS, Params, load
 from turnstream.agents.definition import Agent, Limits, define
+from turnstream.agents.examples import EXAMPLES
+from turnstream.agents.nodes import TYPES
 from turnstream.session.policy import parse_policy
 from turnstream.settings import ModelSettings
 from turnstream_cli.main import build
@@ -51,7 +53,7 @@ def test_the_readme_names_every_command() -> None:
 def test_the_whole_agent_of_the_readme_is_one_and_leaves_nothing_out() -> None:
     (text,) = re.findall(r"```toml\n(# agents/clerk\.toml\n.*?)```", README, re.DOTALL)
     said = tomllib.loads(text.replace("# max_cost", "max_cost"))
-    assert said.keys() == Agent.model_fields.keys()
+    assert said.keys() == Agent.model_fields.keys() - {"graph"}, "which has a part of its own"
     assert said["limits"].keys() == Limits.model_fields.keys()
     agent = define("README.md", said)
     assert agent.control.ask_user and agent.approval == {"add": "always"}
@@ -79,3 +81,15 @@ def test_the_readme_says_what_a_model_can_be_told_through_which_api() -> None:
 def test_every_path_that_the_readme_names_exists() -> None:
     for path in re.findall(r"`((?:deploy|shared|services|tests)/[\w/.-]*)`", README):
         assert (ROOT / path).exists(), path
+
+
+def test_the_graph_of_the_readme_is_one_and_every_node_is_told_of() -> None:
+    (text,) = re.findall(r"```toml\n(# agents/triage\.toml\n.*?)```", README, re.DOTALL)
+    agent = define("README.md", {"name": "triage", **tomllib.loads(text)})
+    assert agent.graph is not None
+    (table,) = re.findall(r"\| node \| does \| may be left by \|\n\|---\|---\|---\|\n((?:\|.*\n)+)", README)
+    assert {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])} == TYPES.keys()
+
+
+def test_the_examples_are_agents() -> None:
+    assert {agent.name for agent in load(folder=EXAMPLES)} == {"default", "chorus", "release", "triage"}
