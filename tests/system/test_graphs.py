@@ -246,12 +246,12 @@ ASKS = {
 
 
 async def save(api: Speaker, name: str, version: str, **fields: Any) -> None:
-    told = await api.ask("save_agent", agent=name, version=version, **fields)
+    told = await api.ask("save_agent", name=name, version=version, definition=fields)
     assert told.status in (200, 201), told
 
 
 async def started(api: Speaker, session: str, **fields: Any) -> str:
-    return (await insist([api], "start_run", session=session, **fields)).body["id"]
+    return (await insist([api], "start_run", session=session, **fields)).body["run"]
 
 
 async def reaches(api: Speaker, run: str, *wanted: str) -> dict[str, Any]:
@@ -281,7 +281,7 @@ async def test_a_person_is_waited_for_over_a_restart_of_everything(
     told = await insist([api], "answer_run", run=run, answer=True)
     assert told.status in (200, 202), told
     ended = await reaches(api, run, "completed")
-    assert ended["outcome"]["output"] == "it: True"
+    assert ended["outcome"]["output"] == "it: true"
     assert [event["type"] for event in await events(api, name)] == [
         *("message.posted", "run.started", "node.finished", "node.started", "run.waiting"),
         *("request.answered", "run.started", *["node.finished"] * 3, "run.ended"),
