@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -160,6 +161,13 @@ async def test_what_cannot_be_started_or_reached_is_said(servers: Servers, tmp_p
     assert "127" in await said(McpServer(command=["/no/such/program"]))
     assert "No such file" in await said(McpServer(command=["true"], cwd="/no/such/folder"))
     assert "ConnectError" in await said(McpServer(url="http://127.0.0.1:9/mcp"))
+
+
+async def test_a_runner_without_the_library_says_so(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "turnstream_runner.mcp.dialog", None)
+    await servers.prepare()
+    error = await failure(servers.tools(at(process()), wait=WAIT))
+    assert str(error) == "this runner has no MCP library: `pip install turnstream[mcp]`"
 
 
 async def test_a_server_that_cannot_be_reached_holds_nobody_up_again(impatient: Servers, notes: Notes) -> None:

@@ -1,6 +1,8 @@
 """What the tools of MCP servers are called, where their servers are, and what is done with their arguments. No server
 is there."""
 
+import subprocess
+import sys
 from typing import Any
 
 import mcp.types as types
@@ -182,3 +184,9 @@ def test_a_result_is_its_texts_and_whatever_else_is_named(
     result = types.CallToolResult(content=content, structured_content=structured)
     found = content_of(result)
     assert (found.text, found.json) == (shown, is_json)
+
+
+def test_a_runner_loads_the_library_only_when_it_is_needed() -> None:
+    program = "import sys, turnstream_runner.app; print(sorted({'mcp', 'mcp_types', 'httpx2'}.intersection(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

@@ -59,7 +59,7 @@ class Offer:
 
     async def _look(self, where: Place, wait: float, *, fresh: bool = False, insist: bool = False) -> bool:
         """Whether anything is new."""
-        known = self._tools.pop(where.name, None)
+        known = self._tools.get(where.name)
         try:
             self._tools[where.name] = await self._servers.tools(where, wait=wait, fresh=fresh, insist=insist)
         except Failed as error:
@@ -68,6 +68,7 @@ class Offer:
             if where.name not in self._absent:
                 log.warning("tools of an MCP server are not offered", server=where.name, reason=str(error))
             self._absent[where.name] = reason
+            self._tools.pop(where.name, None)
             return is_new or known is not None
         self._absent.pop(where.name, None)
         return self._tools[where.name] is not known
