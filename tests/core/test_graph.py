@@ -259,6 +259,33 @@ def test_what_a_map_leaves_behind_ends_with_it() -> None:
     assert next_of(MAP, *facts) == ["end"]
 
 
+@pytest.mark.parametrize(
+    "fact",
+    [
+        finished("each[1].a"),
+        finished("each[1].a", "err", error="late"),
+        said("each[1].a", 1, "x"),
+        begun("each[1].t", call="add"),
+        begun("each[1].more", items=1),
+        finished("each[1].more[0].a"),
+    ],
+    ids=lambda fact: f"{type(fact).__name__} {fact.path}",
+)
+def test_nothing_more_is_heard_from_inside_of_a_node_that_has_finished(fact: Any) -> None:
+    facts = (finished("q"), begun("each", items=2), begun("each[1].more", items=1))
+    other = begun("each[1].more", items=2) if fact.path == "each[1].more" else fact
+    at(MAP, *facts).when(record(other)).then(other)
+    at(MAP, *facts, finished("each", "err", error="no")).when(record(other)).then(rejected("invalid_transition"))
+
+
+@pytest.mark.parametrize("path", ["each[2].e", "again[0].e", "each[1].more[0].e", "e[0].e"])
+def test_there_is_no_element_but_those_that_a_node_goes_through(path: str) -> None:
+    facts = (finished("q"), begun("each", items=2))
+    at(MAP, *facts).when(record(finished("each[1].e"))).then(finished("each[1].e"))
+    for fact in (finished(path), said(path, 1, "x"), begun(path, call="add")):
+        at(MAP, *facts).when(record(fact)).then(rejected("invalid_transition"))
+
+
 def test_a_loop_goes_on_iteration_by_iteration() -> None:
     inner = graph("i -> a", "a -> o", i="input", a="llm", o="output")
     again = Node(id="again", kind="loop", graph=inner, max_iterations=3)

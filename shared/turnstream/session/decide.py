@@ -598,7 +598,7 @@ def _others(run: Run, queues: tuple[str, ...]) -> tuple[str, ...]:
 
 def _reply(session: Session, run: Run, replied: ModelReplied) -> None:
     steps = run.visit(replied.path).steps if replied.path else run.steps
-    over = run.visit(replied.path).port if replied.path else run.answered
+    over = _is_past(run, replied.path) if replied.path else run.answered
     goes_on = run.status == "running" and not run.cancel and not over
     if not goes_on or run.calls_at(replied.path) or replied.step != steps + 1:
         raise no_edge(session, run, f"model.replied (step {replied.step})")
@@ -613,7 +613,7 @@ def _begin_node(session: Session, run: Run, started: NodeStarted) -> None:
     visit = run.visit(started.path)
     first = not visit.begun and not visit.steps
     goes_on = visit.begun and started.call is None and started.items == visit.items + 1
-    if run.status != "running" or run.cancel or visit.port or not (first or goes_on):
+    if run.status != "running" or run.cancel or _is_past(run, started.path) or not (first or goes_on):
         raise no_edge(session, run, f"node.started ({started.path})")
     if started.call and started.call.id != started.path:
         raise Rejected("invalid", "call: the call that a node is has its path as id", field="call")
@@ -621,11 +621,16 @@ def _begin_node(session: Session, run: Run, started: NodeStarted) -> None:
 
 def _finish_node(session: Session, run: Run, finished: NodeFinished) -> None:
     """A node that is a call finishes as the call returns; one whose model has asked for calls, once they have."""
-    visit, calls = run.visit(finished.path), run.calls_at(finished.path)
+    calls = run.calls_at(finished.path)
     statuses: tuple[ToolStatus, ...] = ("error", "denied", "uncertain") if finished.port == ERR else ("ok",)
     returns = all(call.is_node and any(_may_return(run, call, status) for status in statuses) for call in calls)
-    if run.status != "running" or run.cancel or visit.port or not returns:
+    if run.status != "running" or run.cancel or _is_past(run, finished.path) or not returns:
         raise no_edge(session, run, f"node.finished ({finished.path})")
+
+
+def _is_past(run: Run, path: str) -> bool:
+    """Whether nothing more becomes of this node: it has finished, or the one around it has, or has not come to it."""
+    return bool(run.visit(path).port) or not run.reaches(path)
 
 
 def _may_return(run: Run, call: Call, status: ToolStatus) -> bool:

@@ -9,6 +9,7 @@ For whoever edits this: the table of edges below is the only place that says whi
 the README is checked against it.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
@@ -85,6 +86,9 @@ TERMINAL = frozenset(
     event for edges in EDGES.values() for event, statuses in edges.items() if any(not EDGES[to] for to in statuses)
 )
 """Events that end the run that they are about."""
+
+
+_INSIDE = re.compile(r"\[([0-9]+)\]\.")
 
 
 def has_edge(status: RunStatus, event: str, to: RunStatus) -> bool:
@@ -179,6 +183,12 @@ class Visit(msgspec.Struct, frozen=True, array_like=True, gc=False):
 def is_within(path: str, node: str) -> bool:
     """Whether this is the path of the node, or of one in the graph inside of it."""
     return path == node or path.startswith(f"{node}[")
+
+
+def around(path: str) -> dict[str, int]:
+    """The nodes in whose graphs the node at this path is, the outermost first, and of each the element, or the
+    iteration: of `each[3].again[0].draft`, `each` 3 and `each[3].again` 0."""
+    return {path[: inside.start()]: int(inside[1]) for inside in _INSIDE.finditer(path)}
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -297,6 +307,15 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def visit(self, path: str) -> Visit:
         """What has become of the node at this path."""
         return next((visit for visit in self.visits if visit.path == path), Visit(path))
+
+    def reaches(self, path: str) -> bool:
+        """Whether the graph that the node at this path is in is being gone through: that of the run always is, that of
+        an element, or of an iteration, once it has begun, and until the node around it has finished."""
+        wanted = around(path)
+        inside = [visit for visit in self.visits if visit.path in wanted] if wanted else []
+        return len(inside) == len(wanted) and all(
+            not visit.port and visit.items > wanted[visit.path] for visit in inside
+        )
 
     def calls_at(self, path: str) -> tuple[Call, ...]:
         """The open calls of this node; of none, where there is no graph."""
