@@ -143,6 +143,14 @@ def _item(console: Console, item: dict[str, Any]) -> None:
         case "tool_result":
             result = _cut(item.get("output") or item.get("error", ""), 300)
             _line(console, "⚙", f"→ {item['status']}: {result}", "magenta", item["run"], item)
+        case "node":
+            name = f"{item['path']}: {item['name']}" if item.get("name") else item["path"]
+            if item.get("reasoning"):
+                _line(console, "◇", item["reasoning"], "dim italic", item["run"], item)
+            result = item.get("error") or _cut(item.get("output", ""), 300)
+            port = "" if item["port"] == "out" else f" → {item['port']}"
+            style = "red" if item["port"] == "err" else ""
+            _line(console, "◈", f"{name}{port}: {result}", style, item["run"], item)
         case "requests":
             for request in item["requests"]:
                 _line(console, "?", f"{request['prompt']}  {request['state']}", "magenta", request["id"], item)

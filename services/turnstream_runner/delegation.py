@@ -19,6 +19,7 @@ from turnstream.session.events import (
     Limits,
     MessageWithdrawn,
     ModelReplied,
+    NodeFinished,
     NodeStarted,
     Opens,
     Parent,
@@ -182,7 +183,7 @@ class Delegation:
         told = ChildEnded(run=parent.run, call_id=parent.call_id, k=parent.k, status="cancelled")
         for recorded in await self._ledger.events():
             match recorded.event.data:
-                case ModelReplied(run=1) | ChildEnded(run=1) as used:
+                case ModelReplied(run=1) | NodeFinished(run=1) | ChildEnded(run=1) as used:
                     told = msgspec.structs.replace(told, usage=told.usage + used.usage)
                 case RunEnded(run=1) as ended:
                     return msgspec.structs.replace(

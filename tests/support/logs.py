@@ -50,6 +50,8 @@ from turnstream.session.events import (
     Fact,
     ForkedFrom,
     ModelReplied,
+    NodeFinished,
+    NodeStarted,
     Opens,
     Parent,
     Part,
@@ -72,6 +74,7 @@ from turnstream.session.events import (
 )
 from turnstream.session.fold import evolve
 from turnstream.session.forking import Places, copy_of
+from turnstream.session.graph import name_of
 from turnstream.session.policy import parse_policy
 from turnstream.session.state import Run, Session, request_id
 from turnstream.subjects import MESSAGE_ID, TYPE
@@ -82,6 +85,7 @@ SPECS = {
     name: Spec(agent=name, version="v1", digest="d1", model="demo", queue=queue)
     for name, queue in (("default", "default"), ("painter", "gpu"))
 }
+SPECS["flow"] = Spec(agent="flow", version="v1", digest="d1", model="", graph=True)
 Entry = Recorded | Archived
 BEGIN = 1_700_000_000_000
 
@@ -212,8 +216,29 @@ class Log:
         """A step that asks for these calls."""
         run = self._run(session, n)
         said = {"content": "let me see", "usage": Usage(input_tokens=10, output_tokens=2), "duration": 30}
-        step = {"run": n, "attempt": run.attempt, "step": run.steps + 1, "tool_calls": calls}
+        path = str(fields.get("path", ""))
+        number = (run.visit(path).steps if path else run.steps) + 1
+        step = {"run": n, "attempt": run.attempt, "step": number, "tool_calls": calls, "node": name_of(path)}
         self.report(session, ModelReplied(**{**step, **said, **fields}))  # pyright: ignore
+
+    def begin(self, session: str, n: int, path: str, call: ToolCall | None = None, items: int = 0) -> None:
+        """A node of a graph begins; the id of its call is its path."""
+        call = msgspec.structs.replace(call, id=path) if call else None
+        attempt, node = self._run(session, n).attempt, name_of(path)
+        self.report(session, NodeStarted(run=n, attempt=attempt, node=node, path=path, call=call, items=items))
+
+    def give(self, session: str, n: int, call_id: str, output: str = "42", **fields: object) -> None:
+        """What came of a call."""
+        run = self._run(session, n)
+        call = run.call(call_id)
+        path = call.path if call else ""
+        place = {"run": n, "attempt": run.attempt, "call_id": call_id, "node": name_of(path), "path": path}
+        self.report(session, ToolReturned(**{**place, "status": "ok", "output": output, **fields}))  # pyright: ignore
+
+    def finish(self, session: str, n: int, path: str, port: str = "out", **fields: object) -> None:
+        """The end of a node of a graph."""
+        place = {"run": n, "attempt": self._run(session, n).attempt, "node": name_of(path), "path": path}
+        self.report(session, NodeFinished(**{**place, "port": port, **fields}))  # pyright: ignore
 
     def ask(self, session: str, n: int, **fields: object) -> None:
         """Asks for everything that the run's open calls need, and waits."""
@@ -224,6 +249,8 @@ class Log:
                     "request": request_id(self.sessions[self.key(session)], n, run.asked + number),
                     "kind": call.asks,
                     "call_id": call.id,
+                    "node": name_of(call.path),
+                    "path": call.path,
                     "prompt": f"May I, {call.id}?",
                     "digest": "d1" if call.asks == "approval" else "",
                     **fields,
@@ -276,8 +303,17 @@ class Log:
         run = self._run(session, n)
         k = run.children + 1
         name = self.key(session).child(n, k).session
+        call = run.call(call_id)
         fact = ChildStarted(
-            run=n, attempt=run.attempt, call_id=call_id, k=k, child_session=name, wait=wait, spec=SPECS["default"]
+            run=n,
+            attempt=run.attempt,
+            call_id=call_id,
+            node=name_of(call.path) if call else "",
+            path=call.path if call else "",
+            k=k,
+            child_session=name,
+            wait=wait,
+            spec=SPECS["default"],
         )
         self.report(session, fact)
 
@@ -448,7 +484,10 @@ def _step(log: Log, rng: random.Random, name: str, session: Session, faults: boo
             metadata: dict[str, object] = {"k": rng.randrange(3)}
             log.do(name, UpdateSession(origin=log.origin(), title=title, metadata=metadata, policy=policy))
         case 2 | 3 | 4 | 5 | 6:
-            text, agent = rng.choice(("hello", "  two\nlines \0", "🙂" * 80, "")), rng.choice((None, None, "painter"))
+            text, agent = (
+                rng.choice(("hello", "  two\nlines \0", "🙂" * 80, "")),
+                rng.choice((None, None, "painter", "flow")),
+            )
             busy = rng.choice(("queue", "steer", "steer", "interrupt", "parallel"))
             author = rng.choice(("user:ann", "user:bob", "agent:x"))
             log.say(name, text, agent=agent, busy=busy, author=author, attached="" if text else "Ünïcode ☃")
@@ -512,6 +551,8 @@ def _drive(log: Log, rng: random.Random, name: str, run: Run) -> None:
         log.start(name, run.n)
     elif run.status == "waiting":
         _close(log, rng, name, run)
+    elif run.spec.graph and run.trigger != "action" and rng.random() < 0.7:
+        _go_through(log, rng, name, run)
     elif intended and rng.random() < 0.8:
         log.delegate(name, run.n, intended[0].id, wait=rng.random() < 0.8)
     elif run.open_calls and len(asking) == len(run.open_calls):
@@ -538,6 +579,27 @@ def _drive(log: Log, rng: random.Random, name: str, run: Run) -> None:
         failed = {"status": "failed", "error": error, "content": ""} if rng.random() < 0.3 else {}
         cancelled = {"status": "cancelled", "content": "par"} if run.cancel else {}
         log.end(name, run.n, **(cancelled or failed))
+
+
+PATHS = ("q", "a", "b", "each", "each[0].a", "each[1].a", "each[1].again", "each[1].again[0].a", "each[1].again[1].b")
+
+
+def _go_through(log: Log, rng: random.Random, name: str, run: Run) -> None:
+    """A node begins, says something or finishes."""
+    path = rng.choice(PATHS)
+    match rng.randrange(4):
+        case 0:
+            asks = rng.choice((None, None, "question", "approval", "child"))
+            call = child_call("") if asks == "child" else ToolCall(id="", name="add", arguments="{}", asks=asks)
+            log.begin(name, run.n, path, call)
+        case 1:
+            log.begin(name, run.n, path, items=run.visit(path).items + 1)
+        case 2:
+            log.reply(name, run.n, ToolCall(id=f"c{log.seq}", name="add", arguments="{}"), path=path)
+        case _:
+            said = {"model": "demo", "duration": rng.choice((0, 30)), "usage": Usage(output_tokens=2)}
+            failed = {"port": "err", "error": "no"} if rng.random() < 0.3 else {"output": "42"}
+            log.finish(name, run.n, path, **failed, **(said if rng.random() < 0.5 else {}))
 
 
 def _close(log: Log, rng: random.Random, name: str, run: Run) -> None:

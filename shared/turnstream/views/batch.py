@@ -13,6 +13,7 @@ from turnstream.ids import SessionKey
 from turnstream.session.events import (
     ChildEnded,
     MessagePosted,
+    NodeFinished,
     Parent,
     Recorded,
     RunEnded,
@@ -139,13 +140,16 @@ class Batch:
             session = session or session_row.session_of(
                 key, row, tuple([run for run, _ in known.values()]) if row.seq else ()
             )
-            if isinstance(data := entry.event.data, SessionErased):
+            data = entry.event.data
+            if isinstance(data, SessionErased):
                 self._erase(name, data)
                 row, session = session_row.NEW, None
             elif not session.deleted:
                 if row.seq and row.listed:
                     self.moves.append((entry.seq, key.account, name, row.seq, row.updated_at))
                 after = evolve(session, entry)
+                if isinstance(data, NodeFinished) and after.runs is not session.runs:
+                    after = run_row.without_finished(after, data)
                 self._fold_event(name, session, after, entry)
                 if after.children is not session.children:
                     row = self._fold_children(name, row, session, after, entry)

@@ -38,7 +38,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from turnstream.views.rows import Statement, bodies, text
 
-VERSION: Final = 6
+VERSION: Final = 7
 """Counts up whenever a table or a fold changes: views of another version are made anew by the projector."""
 
 META = MetaData()

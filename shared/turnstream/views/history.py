@@ -8,7 +8,8 @@ before it started, is taken out again. This is not what the model sees: that is 
 
 How to read it: a message's turn is `run`; where that has not taken it yet, `taken` is false. A call of a reply has its
 result in a `tool_result`, or waits for a request of a `requests` item that is open, or is named by `unfinished` of the
-reply that ended the run, or is being carried out."""
+reply that ended the run, or is being carried out. Of a graph, what its nodes come to is there too, where a model, a
+tool, a person or another agent had a part in it: each in a `node` item, behind the replies and results of its steps."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -25,6 +26,7 @@ from turnstream.session.events import (
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
+    NodeFinished,
     Part,
     Recorded,
     Routed,
@@ -43,7 +45,7 @@ from turnstream.views import requests
 from turnstream.views.database import Database, Reader
 from turnstream.views.requests import RequestView
 from turnstream.views.rows import PAGE, Values, documents, page_size
-from turnstream.views.run_row import Row
+from turnstream.views.run_row import OpenCall, Row
 
 
 class _Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -82,6 +84,8 @@ class Reply(_Item, frozen=True, kw_only=True, tag="reply", gc=False):
     run: str
     attempt: int
     step: int | None = None
+    path: str = ""
+    """Of the node of a graph whose model said it."""
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -118,6 +122,30 @@ class ToolResult(_Item, frozen=True, kw_only=True, tag="tool_result", gc=False):
     error: str = ""
     blob: Blob | None = None
     duration: int = 0
+    path: str = ""
+    """Of the node of a graph whose model called it."""
+
+
+class NodeEnd(_Item, frozen=True, kw_only=True, tag="node", gc=False):
+    """What a node of a graph has come to, and by which port: what its model said last, or what came of the one call
+    that it is (`name`, `arguments`). `json`: `output` is a JSON value. By the port `err` it gives `error`."""
+
+    run: str
+    attempt: int
+    node: str
+    path: str
+    port: str
+    name: str = ""
+    arguments: str = ""
+    output: str = ""
+    json: bool = False
+    error: str = ""
+    note: str = ""
+    reasoning: str = ""
+    blob: Blob | None = None
+    model: str = ""
+    usage: Usage = Usage()
+    duration: int = 0
 
 
 class Requests(_Item, frozen=True, kw_only=True, tag="requests", gc=False):
@@ -134,8 +162,8 @@ class Asked(_Item, frozen=True, kw_only=True, tag="asked", gc=False):
     requests: tuple[int, ...]
 
 
-Item = Message | Reply | Action | ToolResult | Requests
-Stored = Message | Reply | Action | ToolResult | Asked
+Item = Message | Reply | Action | ToolResult | NodeEnd | Requests
+Stored = Message | Reply | Action | ToolResult | NodeEnd | Asked
 
 
 class HistoryPage(msgspec.Struct, frozen=True):
@@ -193,6 +221,7 @@ def fold(recorded: Recorded, row: Row, run: Run | None) -> Stored | None:
                 run=run_id(session, data.run),
                 attempt=data.attempt,
                 step=data.step,
+                path=data.path,
                 content=data.content,
                 reasoning=data.reasoning,
                 tool_calls=data.tool_calls,
@@ -212,11 +241,40 @@ def fold(recorded: Recorded, row: Row, run: Run | None) -> Stored | None:
                 error=data.error,
                 blob=data.blob,
                 duration=data.duration,
+                path=call.path,
             )
+        case NodeFinished():
+            return _finished(recorded, data, row.find(data.path))
         case RunWaiting() if run is not None and run.for_people:
             return Asked(seq=seq, time=time, n=run.n, requests=tuple([request.k for request in run.for_people]))
         case _:
             return None
+
+
+def _finished(recorded: Recorded, data: NodeFinished, call: OpenCall | None) -> NodeEnd | None:
+    """`call`: the one that the node is. What only leads from one node to another is no item."""
+    if not (call or data.model or data.error):
+        return None
+    return NodeEnd(
+        seq=recorded.seq,
+        time=recorded.time,
+        run=run_id(recorded.event.key.session, data.run),
+        attempt=data.attempt,
+        node=data.node,
+        path=data.path,
+        port=data.port,
+        name=call.name if call else "",
+        arguments=call.arguments if call else "",
+        output=data.output,
+        json=data.json,
+        error=data.error,
+        note=data.note,
+        reasoning=data.reasoning,
+        blob=data.blob,
+        model=data.model,
+        usage=data.usage,
+        duration=data.duration,
+    )
 
 
 def _end(recorded: Recorded, data: RunEnded, row: Row) -> Reply:

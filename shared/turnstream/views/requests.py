@@ -51,6 +51,8 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     call_id: str
     tool: str
     """The tool whose call waits for this: for a question the one that asks."""
+    path: str
+    """Of the node of a graph that asks; empty outside of one."""
     prompt: str
     schema: dict[str, object] | None
     """A JSON Schema of the answer."""
@@ -91,6 +93,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     kind: Kind
     call_id: str
     tool: str
+    path: str = ""
     prompt: str
     schema: dict[str, object] | None = None
     choices: tuple[str, ...] = ()
@@ -117,6 +120,7 @@ def asked(recorded: Recorded, data: RunWaiting, run: Run, row: run_row.Row) -> l
             kind=kind,
             call_id=ask.call_id,
             tool=tools.get(ask.call_id, ""),
+            path=ask.path,
             prompt=ask.prompt,
             schema=ask.schema,
             choices=ask.choices,
@@ -297,6 +301,7 @@ def view(session: str, row: Row) -> RequestView:
         state=row.state,
         call_id=row.call_id,
         tool=row.tool,
+        path=row.path,
         prompt=row.prompt,
         schema=row.schema,
         choices=row.choices,

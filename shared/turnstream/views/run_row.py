@@ -49,7 +49,7 @@ from turnstream.session.events import (
     Usage,
     Wake,
 )
-from turnstream.session.state import Run, is_within
+from turnstream.session.state import Run, Session, is_within
 
 BY_DELETION = "session_deleted"
 """Why a run is cancelled that ends with its session."""
@@ -118,6 +118,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     children: int = 0
     """How many sub-agents it has had."""
     open_calls: tuple[OpenCall, ...] = ()
+    begun: dict[str, int] = {}
+    """The nodes of its graph that have begun and not finished, by path, and when they began. Of those that have
+    finished nothing is kept here, nor in `folded`: a graph may go through thousands."""
     unfinished: tuple[str, ...] = ()
     usage: Usage = Usage()
     cancel: CancelRequest | None = None
@@ -150,6 +153,18 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
     def find(self, call_id: str) -> OpenCall | None:
         return next((call for call in self.open_calls if call.id == call_id), None)
+
+    def calls_within(self, node: str) -> list[OpenCall]:
+        """The open calls of the node at this path, and of those in the graph inside of it."""
+        return [call for call in self.open_calls if is_within(call.path, node)]
+
+    def steps_of(self, path: str) -> int:
+        """How many replies of a model it has had: the run, or its node at this path."""
+        return self.folded.visit(path).steps if path and self.folded else self.steps
+
+    def since(self, now: int, duration: int) -> int:
+        """When something began that took so long until now, in milliseconds, in the attempt that goes on."""
+        return max(now - duration, self.starts[-1].started_at if self.starts else now)
 
 
 def about(data: Fact | Unknown) -> tuple[int | str, ...]:
@@ -198,7 +213,14 @@ def fold(row: Row, run: Run | None, recorded: Recorded) -> Row:
     now = recorded.time
     changes = _changes(row, run, recorded)
     if run is None:
-        changes |= {"live_since": None, "ended_at": now, "folded": None, "open_calls": (), "starts": _over(row, now)}
+        changes |= {
+            "live_since": None,
+            "ended_at": now,
+            "folded": None,
+            "open_calls": (),
+            "begun": {},
+            "starts": _over(row, now),
+        }
     else:
         moved = run.status != row.status or run.attempt != row.attempt
         changes |= {
@@ -241,14 +263,18 @@ def _changes(row: Row, run: Run | None, recorded: Recorded) -> dict[str, object]
             }
         case ModelReplied():
             calls = [OpenCall(call.id, call.name, call.arguments, now, path=data.path) for call in data.tool_calls]
-            return {"open_calls": (*row.open_calls, *calls), "model": data.model or row.model}
+            begun = _begins(row, data.path, row.since(now, data.duration)) if data.path else row.begun
+            return {"open_calls": (*row.open_calls, *calls), "model": data.model or row.model, "begun": begun}
         case NodeStarted():
             call = data.call
             calls = [OpenCall(call.id, call.name, call.arguments, now, path=data.path)] if call else []
-            return {"open_calls": (*row.open_calls, *calls)}
+            return {"open_calls": (*row.open_calls, *calls), "begun": _begins(row, data.path, now)}
         case NodeFinished():
-            calls = [call for call in row.open_calls if not is_within(call.path, data.path)]
-            return {"open_calls": tuple(calls), "model": data.model or row.model}
+            return {
+                "open_calls": tuple([call for call in row.open_calls if not is_within(call.path, data.path)]),
+                "model": data.model or row.model,
+                "begun": {path: since for path, since in row.begun.items() if not is_within(path, data.path)},
+            }
         case ToolReturned():
             return {"open_calls": tuple([call for call in row.open_calls if call.id != data.call_id])}
         case ToolStarted():
@@ -274,6 +300,21 @@ def _changes(row: Row, run: Run | None, recorded: Recorded) -> dict[str, object]
             return {}  # about no run that is there
         case _:
             assert_never(data)
+
+
+def _begins(row: Row, path: str, now: int) -> dict[str, int]:
+    return row.begun if path in row.begun else {**row.begun, path: now}
+
+
+def without_finished(session: Session, finished: NodeFinished) -> Session:
+    """The session after a node has finished, without that node, and without those inside of it: nothing asks for them
+    any more."""
+    run = session.run(finished.run)
+    if run is None:
+        return session
+    visits = tuple([visit for visit in run.visits if not is_within(visit.path, finished.path)])
+    lean = msgspec.structs.replace(run, visits=visits)
+    return msgspec.structs.replace(session, runs=tuple([lean if other is run else other for other in session.runs]))
 
 
 def _begun(call: OpenCall, call_id: str, now: int) -> OpenCall:

@@ -73,6 +73,8 @@ class OpenChild(msgspec.Struct, frozen=True, array_like=True, gc=False):
     attempt: int
     step: int
     since: int
+    path: str = ""
+    """Of the node that delegates."""
 
 
 class Gone(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -209,9 +211,11 @@ def with_children(row: Row, before: Session, after: Session, recorded: Recorded)
     for child in after.children:
         run = after.run(child.run)
         if run and (child.run, child.k) not in known:
+            call = run.call(child.call_id)
+            path = call.path if call else ""
+            step = run.visit(path).steps if path else run.steps
             name, agent = child.session, child.spec.agent
-            new = OpenChild(run.n, child.k, child.call_id, name, agent, run.attempt, run.steps, recorded.time)
-            kept.append(new)
+            kept.append(OpenChild(run.n, child.k, child.call_id, name, agent, run.attempt, step, recorded.time, path))
     return msgspec.structs.replace(row, open_children=tuple(kept))
 
 
