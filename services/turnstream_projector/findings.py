@@ -19,6 +19,9 @@ Kind = Literal[
     "second_end",  # a run has more than one terminal event, or a child is told of twice
     "call_open",  # a reply, or an end that does not say so, while a tool call has no result
     "no_such_call",  # a tool fact without its call
+    "no_such_node",  # of an element, or an iteration, that no node goes through
+    "node_over",  # something of a node that has finished, or that is inside of one
+    "node_open",  # a run comes to its answer while a node has begun and not finished
     "no_such_request",  # an answer to what is not open, or a request that no call makes
     "no_such_message",  # a run takes, or leaves over, what has not reached it
     "no_such_child",  # a child, or its end, that nobody has delegated to

@@ -4,6 +4,7 @@ A log that only `decide` has written has no findings; what is looked for is what
 rules are checked against the folded session before each event. A run that has not ended is no finding. Of a session
 that is deleted nothing is asked but that nothing came after: what was there before is being removed."""
 
+from collections.abc import Iterable
 from typing import assert_never
 
 import msgspec
@@ -17,6 +18,8 @@ from turnstream.session.events import (
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
+    NodeFinished,
+    NodeStarted,
     PlanChanged,
     Recorded,
     RequestAnswered,
@@ -41,7 +44,7 @@ from turnstream.session.events import (
 from turnstream.session.fold import evolve
 from turnstream.session.policy import resolve
 from turnstream.session.recent import Recent
-from turnstream.session.state import Run, Session, has_edge, request_id
+from turnstream.session.state import Call, Run, Session, around, has_edge, request_id
 from turnstream_projector import kinship
 from turnstream_projector.findings import Findings, Kind
 
@@ -142,6 +145,8 @@ class Checker:
                 | ToolReturned()
                 | ChildStarted()
                 | PlanChanged()
+                | NodeStarted()
+                | NodeFinished()
                 | RunCancelRequested()
                 | RunEnded()
             ):
@@ -238,6 +243,8 @@ class Checker:
                 | ToolReturned()
                 | ChildStarted()
                 | PlanChanged()
+                | NodeStarted()
+                | NodeFinished()
                 | RunEnded()
             ):
                 if data.attempt == run.attempt:
@@ -277,8 +284,10 @@ class Checker:
             self._add("no_such_call", session, where, recorded, message)
         elif run.status != "running":
             self._add("transition", session, where, recorded, f"{name} of a run that is {run.status}")
+        elif isinstance(data, NodeStarted | NodeFinished) or (isinstance(data, ModelReplied) and data.path):
+            self._check_node(session, run, recorded, data)
         elif isinstance(data, ModelReplied) and run.open_calls:
-            self._add_open(session, run, recorded)
+            self._add_open(session, run, recorded, run.open_calls)
         elif isinstance(data, ChildStarted):
             self._check_intent(session, run, recorded, data)
         elif isinstance(data, RunSteered):
@@ -295,7 +304,25 @@ class Checker:
                 self._add("no_such_request", session, session.key.run(run.n), recorded, message)
         asked = {ask.call_id for ask in data.requests}
         if any(call.id not in asked for call in run.open_calls):
-            self._add_open(session, run, recorded)
+            self._add_open(session, run, recorded, run.open_calls)
+
+    def _check_node(
+        self, session: Session, run: Run, recorded: Recorded, data: ModelReplied | NodeStarted | NodeFinished
+    ) -> None:
+        """A node begins once, but for one that goes on to its next iteration; it finishes once, and nothing comes
+        behind that, also from inside of it. What its model has asked for comes back to it first."""
+        where, name, visit = session.key.run(run.n), recorded.event.type, run.visit(data.path)
+        over = [node for node in (*around(data.path), data.path) if run.visit(node).port]
+        if over:
+            self._add("node_over", session, where, recorded, f"{name} of {data.path}, but {over[0]} has finished")
+        elif not run.reaches(data.path):
+            self._add("no_such_node", session, where, recorded, f"{name} of {data.path}, which no node goes through")
+        elif isinstance(data, NodeStarted):
+            first = not visit.begun and not visit.steps
+            if not first and (data.call or data.items != visit.items + 1):
+                self._add("transition", session, where, recorded, f"{data.path} has begun before")
+        elif open_calls := [call for call in run.calls_at(data.path) if not call.is_node]:
+            self._add_open(session, run, recorded, open_calls)
 
     def _check_intent(self, session: Session, run: Run, recorded: Recorded, data: ChildStarted) -> None:
         where, call = session.key.run(run.n), run.call(data.call_id)
@@ -339,11 +366,21 @@ class Checker:
             self._add("transition", session, where, recorded, message)
         calls = {call.id for call in run.open_calls}
         if data.status == "completed" or not calls <= set(data.unfinished):
-            self._add_open(session, run, recorded)
+            self._add_open(session, run, recorded, run.open_calls)
+        if data.status == "completed":
+            self._check_nodes_are_over(session, run, recorded)
         if strange := sorted(set(data.unfinished) - calls):
             message = f"the end says that {', '.join(strange)} had no result, which is not open"
             self._add("no_such_call", session, where, recorded, message)
         self._check_leftover(session, run, recorded, data)
+
+    def _check_nodes_are_over(self, session: Session, run: Run, recorded: Recorded) -> None:
+        """Of what a map or a loop leaves behind nothing more comes."""
+        over = {visit.path for visit in run.visits if visit.port}
+        left = [visit.path for visit in run.visits if over.isdisjoint((visit.path, *around(visit.path)))]
+        if left:
+            message = f"it is completed, and {', '.join(left)} has begun and not finished"
+            self._add("node_open", session, session.key.run(run.n), recorded, message)
 
     def _check_leftover(self, session: Session, run: Run, recorded: Recorded, data: RunEnded) -> None:
         """What steered a run and was not taken is the next run, once."""
@@ -356,9 +393,8 @@ class Checker:
             message = f"it ends, and nobody takes {', '.join(lost)}"
             self._add("message_lost", session, where, recorded, message)
 
-    def _add_open(self, session: Session, run: Run, recorded: Recorded) -> None:
-        if run.open_calls:
-            calls = ", ".join(call.id for call in run.open_calls)
+    def _add_open(self, session: Session, run: Run, recorded: Recorded, open_calls: Iterable[Call]) -> None:
+        if calls := ", ".join(call.id for call in open_calls):
             self._add("call_open", session, session.key.run(run.n), recorded, f"no result yet of {calls}")
 
 

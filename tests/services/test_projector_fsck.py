@@ -34,6 +34,8 @@ from turnstream.session.events import (
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
+    NodeFinished,
+    NodeStarted,
     OnMessageData,
     Opens,
     Parent,
@@ -141,6 +143,18 @@ def came_out(k: int) -> ChildEnded:
     return ChildEnded(run=1, call_id=f"d{k}", k=k, status="completed")
 
 
+def finished(path: str, attempt: int = 1) -> NodeFinished:
+    return NodeFinished(run=1, attempt=attempt, node=path, path=path)
+
+
+def begun(path: str, items: int = 0) -> NodeStarted:
+    return NodeStarted(run=1, attempt=1, node=path, path=path, items=items)
+
+
+def spoke(path: str, *calls: ToolCall) -> ModelReplied:
+    return ModelReplied(run=1, attempt=1, step=1, node=path, path=path, tool_calls=calls)
+
+
 def opens_child(session: str = "s1", *, k: int) -> Opens:
     return Opens(parent=Parent(session=session, run=1, call_id="c1", k=k))
 
@@ -236,6 +250,20 @@ def test_a_log_that_decide_has_written_has_no_findings() -> None:
         ((said(1), STARTED, reply(1, DELEGATED), child(), came_out(1), came_out(1)), ("second_end", "s1.1", 6)),
         ((said(1), STARTED, ended(), RunReported(run=1)), ("transition", "s1.1", 4)),
         ((said(1), STARTED, PlanChanged(items=(), run=1, attempt=1, call_id="c9")), ("no_such_call", "s1.1", 3)),
+        # nodes of a graph: each begins, says something, finishes once, and nothing comes behind that
+        ((said(1), STARTED, finished("a"), finished("a")), ("node_over", "s1.1", 4)),
+        ((said(1), STARTED, finished("a"), begun("a")), ("node_over", "s1.1", 4)),
+        ((said(1), STARTED, finished("a"), spoke("a")), ("node_over", "s1.1", 4)),
+        ((said(1), STARTED, begun("m", 2), finished("m"), finished("m[1].a")), ("node_over", "s1.1", 5)),
+        ((said(1), STARTED, begun("m", 2), finished("m[2].a")), ("no_such_node", "s1.1", 4)),
+        ((said(1), STARTED, spoke("m[0].a")), ("no_such_node", "s1.1", 3)),
+        ((said(1), STARTED, begun("m", 2), begun("m", 2), finished("m")), ("transition", "s1.1", 4)),
+        ((said(1), STARTED, spoke("a", CALL), finished("a"), finished("b")), ("call_open", "s1.1", 4)),
+        ((said(1), STARTED, spoke("a", CALL), spoke("a", CALL2)), ("call_open", "s1.1", 4)),
+        ((said(1), STARTED, begun("m", 1), ended()), ("node_open", "s1.1", 4)),
+        ((said(1), STARTED, finished("a", attempt=2)), ("fenced", "s1.1", 3)),
+        ((said(1), STARTED, ended(), finished("a")), ("transition", "s1.1", 4)),
+        ((*WAITING, finished("a")), ("transition", "s1.1", 5)),
         # a session that is deleted
         ((said(1), DELETED, STARTED), ("deleted", "default/s1", 3)),
         ((said(1), DELETED, DELETED), ("deleted", "default/s1", 3)),
@@ -246,6 +274,12 @@ def test_a_log_that_decide_has_written_has_no_findings() -> None:
 )
 def test_a_fact_that_no_rule_allows_is_found(facts: tuple[Fact, ...], fault: tuple[str, str, int]) -> None:
     assert found(*facts) == [fault]
+
+
+def test_what_a_graph_leaves_behind_is_no_finding() -> None:
+    facts = (said(1), STARTED, begun("m", 2), spoke("m[0].a", CALL), begun("m[1].m", 3), finished("m[1].m[2].a"))
+    assert found(*facts, finished("m"), ended()) == []
+    assert found(*facts, ended("failed", unfinished=("c1",))) == []
 
 
 def test_what_is_still_to_be_done_between_sessions_is_no_finding() -> None:
