@@ -6,7 +6,7 @@ from typing import Any, Literal
 from cyclopts import App
 
 from turnstream.ids import parse_run_id
-from turnstream_cli import show
+from turnstream_cli import show, waterfall
 from turnstream_cli.client import HERE, Client, Connect, connected
 from turnstream_cli.exits import CommandError, Exit
 from turnstream_cli.screen import checklist
@@ -168,7 +168,7 @@ async def runs_cancel(run: str, *, reason: str = "", json: bool = False, connect
 
 
 async def steps(run: str, *, json: bool = False, connect: Connect = HERE) -> None:
-    """Show a run's model calls, tools, waits and sub-agents as a waterfall.
+    """Show a run's model calls, tools, waits and sub-agents as a waterfall; of a graph, its nodes as a tree.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ async def steps(run: str, *, json: bool = False, connect: Connect = HERE) -> Non
     if json:
         lines(answer["items"])
     else:
-        show.waterfall(show.console(), answer["items"])
+        waterfall.show(show.console(), answer["items"])
 
 
 async def ops(*, json: bool = False, connect: Connect = HERE) -> None:

@@ -2,6 +2,9 @@
 
 Where the live text of a step was shown whole, the stored text is not shown again; where some of it was missed, the
 stored one is shown: what is stored is what was said.
+
+Of several nodes of a graph that speak at once, one is shown as it speaks; the others are kept until it has finished, so
+that no two are mixed.
 """
 
 import math
@@ -15,7 +18,10 @@ from rich.text import Text
 from turnstream.ids import child_id
 from turnstream_cli.follow import CaughtUp, Delta, Disconnected, Event, Item
 from turnstream_cli.show import STYLES, attached, duration, printable
+from turnstream_cli.voices import Voices
 
+LINE = 100
+"""Characters of what a node gives that a line shows."""
 _TICKS = {"pending": "☐", "in_progress": "◐", "completed": "☑"}
 
 
@@ -29,8 +35,8 @@ class Screen:
         """Live text of runs whose start has not come yet: it is faster than what is stored."""
         self._over: dict[int, tuple[int, float]] = {}
         """By run: attempt and step of the last one that is stored."""
-        self._open: str | None = None
-        """Kind of the live text that the cursor stands in."""
+        self._open: tuple[str, str] | None = None
+        """Kind of the live text that the cursor stands in, and the node whose it is."""
         self._run = 0
         self._attempt = 0
         self._step = 0
@@ -39,6 +45,7 @@ class Screen:
         """Messages that were shown, and the sequence of each: what a person can find again."""
         self._spoken = {"text": "", "reasoning": ""}
         """Live text of the current step, and reasoning; what differs from what is stored is shown from there."""
+        self._voices = Voices()
 
     def show(self, item: Item) -> None:
         match item:
@@ -69,6 +76,9 @@ class Screen:
             return
         if (attempt, step) <= self._over.get(run, (0, 0)):
             return  # what is stored of this step has been shown
+        if delta.get("path"):
+            self._delta_of_node(run, delta)
+            return
         if (run, attempt, step) != (self._run, self._attempt, self._step):
             if run == self._run and (attempt, step) < (self._attempt, self._step):
                 return  # an attempt that was given up still speaks
@@ -91,11 +101,38 @@ class Screen:
             case _:  # tool calls are shown by the events that store them
                 pass
 
-    def _live(self, kind: str, text: str) -> None:
-        if self._open != kind:
+    def _delta_of_node(self, run: int, delta: dict[str, Any]) -> None:
+        if not self._voices.hear(run, delta):
+            return
+        if delta["kind"] == "reset":
+            void = f"asked again ({delta['text']}); what was shown of this step is void"
+            self._line("↺", f"{delta['path']}: {void}", "yellow")
+        self._let_speak()
+
+    def _let_speak(self) -> None:
+        for path, kind, text in self._voices.to_show():
+            self._live(kind, text, path)
+
+    def _said_by_node(self, data: dict[str, Any], text: str, step: float) -> None:
+        """What is stored of what a node has said, as far as it was not shown."""
+        path = data["path"]
+        shown = self._voices.end(data["run"], path, (data["attempt"], step))
+        said = (("◇", "reasoning", data.get("reasoning", ""), "dim italic"), ("◆", "text", text, ""))
+        for mark, kind, stored, style in said:
+            spoken = shown.get(kind, "")
+            if spoken and stored.startswith(spoken):
+                if stored != spoken:  # its end came too late to be heard
+                    self._live(kind, stored[len(spoken) :], path)
+            elif stored:
+                self._line(mark, f"{path}: {stored}", style)
+        self._close()
+
+    def _live(self, kind: str, text: str, path: str = "") -> None:
+        if self._open != (kind, path):
             self._close()
-            self._console.print(Text("◇ " if kind == "reasoning" else "◆ ", style="dim"), end="")
-            self._open = kind
+            of = f"{path}: " if path else ""
+            self._console.print(Text(("◇ " if kind == "reasoning" else "◆ ") + of, style="dim"), end="")
+            self._open = kind, path
         self._console.print(
             Text(printable(text), style="dim italic" if kind == "reasoning" else ""), end="", soft_wrap=True
         )
@@ -176,10 +213,18 @@ class Screen:
             case "run.released":
                 self._line("▷", f"run {data['run']} handed over", "yellow", tail)
             case "model.replied":
-                self._said(data)
-                self._over[data["run"]] = data["attempt"], data["step"]
+                if data.get("path"):
+                    self._said_by_node(data, data.get("content", ""), data["step"])
+                else:
+                    self._said(data)
+                    self._over[data["run"]] = data["attempt"], data["step"]
                 for call in data.get("tool_calls", ()):
-                    self._line("⚙", f"{call['name']}({call['arguments']})", "magenta", tail)
+                    self._line("⚙", f"{_of(data)}{call['name']}({call['arguments']})", "magenta", tail)
+                self._let_speak()
+            case "node.started":
+                self._line("◈", *begun(data), tail)
+            case "node.finished":
+                self._finished(data, tail)
             case "tool.started":
                 pass
             case "tool.returned":
@@ -187,7 +232,7 @@ class Screen:
             case "child.started":
                 wait = "" if data.get("wait", True) else ", and goes on without it"
                 name = f"{data['spec']['agent']} in {data['child_session']}"
-                self._line("⑂", f"run {data['run']} delegates to {name}{wait}", "magenta", tail)
+                self._line("⑂", f"{_of(data)}run {data['run']} delegates to {name}{wait}", "magenta", tail)
             case "child.ended":
                 self._child_ended(event, tail)
             case "run.reported":
@@ -224,6 +269,7 @@ class Screen:
         choices = f"  ({' | '.join(request['choices'])})" if request.get("choices") else ""
         wants = "approve? " if request["kind"] == "approval" else ""
         text = f"{request['request']} {wants}{request['prompt']}{choices}{schema}"
+        tail = f"{request['path']} {tail}".rstrip() if request.get("path") else tail
         self._line("?", text, "bold magenta", tail)
 
     def hint(self, command: str) -> None:
@@ -235,12 +281,31 @@ class Screen:
         result = data.get("output") or data.get("error", "")
         self._line(
             "⚙",
-            f"→ {data['status']}: {_cut(result)}",
+            f"{_of(data)}→ {data['status']}: {_cut(result)}",
             STYLES.get(data["status"], ""),
             f"{duration(data.get('duration', 0))} {tail}",
         )
 
+    def _finished(self, data: dict[str, Any], tail: str) -> None:
+        """A node's end, and by which port. What its model said stands above; else what it gives is cut to a line."""
+        text = data.get("output", "")
+        is_text = bool(data.get("model")) and not data.get("json")
+        if data.get("model"):
+            self._said_by_node(data, text if is_text else "", math.inf)
+        self._voices.leave(data["run"], data["path"])
+        port, error = data.get("port", "out"), data.get("error", "")
+        gives = error or ("" if is_text else _first_line(text))
+        note = f" ({data['note']})" if data.get("note") else ""
+        usage = data.get("usage") or {}
+        tokens = usage.get("input_tokens", 0) + usage.get("output_tokens", 0)
+        took = f"{duration(data['duration'])} " if data.get("duration") else ""
+        used = f"{tokens} tokens " if tokens else ""
+        line = f"{data['path']} → {port}{': ' if gives else ''}{gives}{note}"
+        self._line("◈", line, "red" if port == "err" else "green", f"{used}{took}{tail}")
+        self._let_speak()
+
     def _ended(self, data: dict[str, Any], tail: str) -> None:
+        self._voices.forget(data["run"])
         self._said(data)
         self._over[data["run"]] = data.get("attempt", 0), math.inf
         self._held.pop(data["run"], None)
@@ -258,6 +323,23 @@ class Screen:
             self._line(
                 "▸", f"run {left['run']} takes what is left over: {self._named(left['message_ids'])}", "bold", tail
             )
+
+
+def begun(data: dict[str, Any]) -> tuple[str, str]:
+    """What a node begins with, and its style."""
+    if call := data.get("call"):
+        return f"{data['path']}: {call['name']}({call['arguments']})", "magenta"
+    return f"{data['path']} × {data.get('items', 0)}", ""
+
+
+def _of(data: dict[str, Any]) -> str:
+    """The node that it belongs to, if it does."""
+    return f"{data['path']}: " if data.get("path") else ""
+
+
+def _first_line(text: str) -> str:
+    line, _, more = text.partition("\n")
+    return line if len(line) <= LINE and not more else f"{line[:LINE]} …"
 
 
 def for_people(requests: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

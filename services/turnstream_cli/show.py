@@ -1,4 +1,4 @@
-"""How things look in a terminal: JSON lines, tables, a run's waterfall. The feed has a file of its own.
+"""How things look in a terminal: JSON lines, tables. The feed and a run's waterfall have files of their own.
 
 What people and models say may hold control characters; people get them as visible pictures, so that no text plays with
 their terminal. Whoever wants the bytes takes `--json`.
@@ -37,8 +37,6 @@ STYLES = {
     "denied": "yellow",
     "expired": "yellow",
 }
-_MARKS = {"model": "◆", "tool": "⚙", "wait": "?", "child": "⑂"}
-"""Of a run's steps."""
 
 
 def printable(text: str) -> str:
@@ -110,32 +108,6 @@ def duration(millis: float | None) -> str:
     return (
         f"{millis / 1000:.1f} s" if millis < 60_000 else f"{int(millis // 60_000)} min {millis % 60_000 / 1000:.0f} s"
     )
-
-
-def waterfall(out: Console, steps: Sequence[Mapping[str, Any]]) -> None:
-    """The run's model calls, tools, waits and sub-agents, one a line, each a bar on the time axis of the whole run."""
-    if not steps:
-        out.print("no steps yet", style="dim")
-        return
-    steps = sorted(steps, key=lambda step: step["began_at"])
-    begin = steps[0]["began_at"]
-    end = max(step.get("ended_at") or step["began_at"] for step in steps)
-    width = max(20, min(60, out.width - 60))
-    scale = width / max(1, end - begin)
-    grid = Table(box=None, pad_edge=False, header_style="bold dim")
-    for name in ("try", "step", "what", "status", "took"):
-        grid.add_column(name, no_wrap=True, max_width=24)
-    grid.add_column(f"0 … {duration(end - begin)}", no_wrap=True)
-    for step in steps:
-        ended = step.get("ended_at")
-        start = min(int((step["began_at"] - begin) * scale), width - 1)
-        length = max(1, min(round(((ended or end) - step["began_at"]) * scale), width - start))
-        bar = Text(" " * start + "━" * length, style=STYLES.get(step["status"], "cyan"))
-        name = f"{step['name']} {step['child_run']}" if "child_run" in step else step["name"]
-        what = f"{_MARKS.get(step['kind'], '·')} {printable(name)}"
-        took = duration(ended - step["began_at"]) if ended else "…"
-        grid.add_row(str(step["attempt"]), str(step["step"]), what, styled(step["status"]), took, bar)
-    out.print(grid)
 
 
 def _cell(value: object) -> str:

@@ -15,8 +15,16 @@ def event(seq: int, kind: str, **data: object) -> Event:
     return Event(seq, kind, msgspec.json.encode(record), record)
 
 
-def delta(index: int, text: str, *, kind: str = "text", attempt: int = 1, step: int = 1, run: str = "s1.1") -> Delta:
-    return Delta(b"", {"run": run, "attempt": attempt, "step": step, "index": index, "kind": kind, "text": text})
+def delta(
+    index: int, text: str, *, kind: str = "text", attempt: int = 1, step: int = 1, run: str = "s1.1", path: str = ""
+) -> Delta:
+    of = {"path": path} if path else {}
+    return Delta(b"", {"run": run, "attempt": attempt, "step": step, "index": index, "kind": kind, "text": text, **of})
+
+
+def finished(seq: int, path: str, output: str = "", **data: object) -> Event:
+    node = path.rpartition(".")[2]
+    return event(seq, "node.finished", run=1, attempt=1, node=node, path=path, output=output, **data)
 
 
 CALLS = [{"id": "c", "name": "add", "arguments": '{"a":1}'}]
@@ -243,3 +251,102 @@ def test_sub_agents_and_the_checklist_are_lines() -> None:
         "  ☑ read",
         "  ☐ write",
     ]
+
+
+# --- graphs -------------------------------------------------------------------------------------------------------
+
+
+def test_what_nodes_do_is_a_line_each() -> None:
+    call = {"id": "look", "name": "add", "arguments": '{"a":1}'}
+    text = shown(
+        event(3, "node.started", run=1, attempt=1, node="look", path="look", call=call),
+        finished(4, "look", "42\nand more", duration=30),
+        finished(5, "route", "42", port="bug"),
+        event(6, "node.started", run=1, attempt=1, node="each", path="each", items=3),
+        event(7, "model.replied", run=1, attempt=1, step=1, node="a", path="each[0].a", tool_calls=CALLS),
+        event(8, "tool.returned", run=1, attempt=1, call_id="c", node="a", path="each[0].a", status="ok", output="3"),
+        finished(9, "each[0].a", "It is three.", model="demo", usage={"output_tokens": 4}, duration=1500),
+        finished(10, "each[1].a", error="no\x1b[2J", port="err"),
+        finished(11, "each", "[1]", json=True, note="of three, two failed"),
+    )
+    assert text.splitlines() == [
+        '◈ look: add({"a":1})  #3',
+        "◈ look → out: 42 …  30 ms #4",
+        "◈ route → bug: 42  #5",
+        "◈ each × 3  #6",
+        '⚙ each[0].a: add({"a":1})  #7',
+        "⚙ each[0].a: → ok: 3  0 ms #8",
+        "◆ each[0].a: It is three.",
+        "◈ each[0].a → out  4 tokens 1.5 s #9",
+        "◈ each[1].a → err: no␛[2J  #10",
+        "◈ each → out: [1] (of three, two failed)  #11",
+    ]
+
+
+def test_nodes_that_speak_at_once_are_not_mixed_and_nothing_is_shown_twice() -> None:
+    text = shown(
+        delta(1, "Hel", path="a"),
+        delta(2, "Good", path="b"),
+        delta(3, "lo", path="a"),
+        delta(3, "lo", path="a"),
+        delta(4, "bye", path="b"),
+        finished(7, "a", "Hello!", model="demo"),
+        delta(5, ".", path="b"),
+        finished(8, "b", "Goodbye.", model="demo"),
+    )
+    assert text.splitlines() == [
+        "◆ a: Hello!",
+        "◈ a → out  #7",
+        "◆ b: Goodbye.",
+        "◈ b → out  #8",
+    ]
+
+
+def test_a_node_that_ends_behind_another_one_s_words_is_shown_as_it_is_stored() -> None:
+    text = shown(
+        delta(1, "Hel", path="a"),
+        delta(2, "Good", path="b"),
+        finished(7, "b", "Goodbye", model="demo"),
+        delta(3, "late", path="b"),
+        delta(4, "lo", path="a"),
+        finished(8, "a", "Hello", model="demo"),
+    )
+    assert text.splitlines() == [
+        "◆ a: Hel",
+        "◆ b: Goodbye",
+        "◈ b → out  #7",
+        "◆ a: lo",
+        "◈ a → out  #8",
+    ]
+
+
+def test_of_a_node_that_missed_a_piece_or_was_asked_again_the_stored_text_is_shown() -> None:
+    text = shown(
+        delta(1, "Hel", path="a"),
+        delta(3, "lo", path="a"),
+        finished(7, "a", "Hel-lo", model="demo"),
+        delta(4, "wrong", path="b"),
+        delta(5, "dropped", kind="reset", path="b"),
+        delta(6, "right", path="b"),
+        finished(8, "b", "right", model="demo"),
+    )
+    assert text.splitlines() == [
+        "◆ a: Hello",
+        "◆ a: Hel-lo",
+        "◈ a → out  #7",
+        "◆ b: wrong",
+        "↺ b: asked again (dropped); what was shown of this step is void",
+        "◆ b: right",
+        "◈ b → out  #8",
+    ]
+
+
+def test_who_speaks_inside_of_a_node_that_is_over_or_in_an_older_attempt_keeps_nobody_silent() -> None:
+    text = shown(
+        delta(1, "left", path="each[0].a"),
+        delta(2, "kept", path="b"),
+        finished(7, "each", error="no", port="err"),
+        delta(1, "again", path="c", attempt=2),
+        delta(3, "old", path="b"),
+    )
+    assert text.splitlines() == ["◆ each[0].a: left", "◈ each → err: no  #7", "◆ b: kept", "◆ c: again"]
