@@ -13,6 +13,8 @@ from turnstream.session.events import (
     MessagePosted,
     MessageWithdrawn,
     ModelReplied,
+    NodeFinished,
+    NodeStarted,
     Parent,
     PlanChanged,
     Recorded,
@@ -79,6 +81,12 @@ class Auditor:
         self.open: dict[int, set[str]] = {}
         """The calls that have no result."""
         self.begun: dict[tuple[int, str], int] = {}
+        self.asking: dict[tuple[int, str], str] = {}
+        """Of calls, by run and id, the path of the node that each is for."""
+        self.items: dict[tuple[int, str], int] = {}
+        """The nodes that have begun, by run and path: how often the graph inside of each is gone through."""
+        self.finished: dict[tuple[int, str], str] = {}
+        """The nodes that have finished, and by which port."""
         self.asked: dict[int, int] = {}
         self.requests: dict[str, tuple[int, Ask, int]] = {}
         """The open requests: their run, what they ask, and when."""
@@ -295,6 +303,13 @@ class Auditor:
     def _ModelReplied(self, data: ModelReplied) -> None:
         assert data.run in self.running
         assert data.run not in self.cancelled
+        if data.path:
+            self._of_node(data.run, data.path)
+            assert data.tool_calls or data.misfit
+            self.items.setdefault((data.run, data.path), 0)
+            self._call(data.run, data.path, *[call.id for call in data.tool_calls])
+            self.usage[data.run] += data.usage
+            return
         assert not self.open.get(data.run), "a step before the results of the last one"
         self.open[data.run] = {call.id for call in data.tool_calls}
         assert len(self.open[data.run]) == len(data.tool_calls)
@@ -303,6 +318,65 @@ class Auditor:
         assert not data.misfit or (self.parent and self.parent.schema is not None)
         self.usage[data.run] += data.usage
         self.begun = {place: attempt for place, attempt in self.begun.items() if place[0] != data.run}
+
+    def _call(self, run: int, path: str, *calls: str) -> None:
+        """A node asks for these calls."""
+        there = self.open.setdefault(run, set())
+        assert len(there | set(calls)) == len(there) + len(calls), "a call under the id of another one"
+        there.update(calls)
+        self.asking.update({(run, call): path for call in calls})
+
+    def _open_of(self, run: int, path: str) -> set[str]:
+        """The open calls of a node."""
+        return {call for call in self.open.get(run, set()) if self.asking.get((run, call)) == path}
+
+    def _of_node(self, run: int, path: str) -> None:
+        """It has not finished, its calls are back, and it is in a graph that is gone through."""
+        assert (run, path) not in self.finished, "something of a node that has finished"
+        assert self._open_of(run, path) <= {path}, "a node goes on before the results of its calls"
+        outer, _, name = path.rpartition(".")
+        assert name
+        while outer:
+            node, _, number = outer.rpartition("[")
+            assert (run, node) not in self.finished, "something from inside of a node that has finished"
+            assert int(number.removesuffix("]")) < self.items[run, node], "an element that is not there"
+            outer = node.rpartition(".")[0]
+
+    def _NodeStarted(self, data: NodeStarted) -> None:
+        run, path = data.run, data.path
+        assert run in self.running
+        assert run not in self.cancelled
+        self._of_node(run, path)
+        assert data.node == path.rpartition(".")[2]
+        if (run, path) in self.items:
+            assert data.call is None
+            assert data.items == self.items[run, path] + 1, "a node begins twice"
+        self.items[run, path] = data.items
+        if data.call:
+            assert data.call.id == path
+            self._call(run, path, path)
+
+    def _NodeFinished(self, data: NodeFinished) -> None:
+        run, path = data.run, data.path
+        assert run in self.running
+        assert run not in self.cancelled
+        self._of_node(run, path)
+        assert data.node == path.rpartition(".")[2]
+        assert not self._waits_for(run, path), "a node finishes before its child has ended"
+        if self.begun.get((run, path), data.attempt) < data.attempt:
+            assert data.port == "err", "a call of a dead attempt is told to be done"
+        left = {
+            call
+            for call in self.open.get(run, set())
+            if (of := self.asking.get((run, call), "")) == path or of.startswith(f"{path}[")
+        }
+        self.open[run] = self.open.get(run, set()) - left
+        self.doomed |= {name for name, child in self.children.items() if name[0] == run and child.call_id in left}
+        self.finished[run, path] = data.port
+        self.usage[run] += data.usage
+
+    def _waits_for(self, run: int, call: str) -> bool:
+        return any((one.run, one.call_id, one.wait) == (run, call, True) for one in self.children.values())
 
     def _ToolStarted(self, data: ToolStarted) -> None:
         assert data.run in self.running
@@ -313,8 +387,8 @@ class Auditor:
     def _ToolReturned(self, data: ToolReturned) -> None:
         assert data.run in self.running
         self.open[data.run].remove(data.call_id)
-        mine = [child for child in self.children.values() if (child.run, child.call_id) == (data.run, data.call_id)]
-        assert not [child for child in mine if child.wait], "a call returns before its child has ended"
+        assert self.asking.get((data.run, data.call_id)) != data.call_id, "a node returns, and does not finish"
+        assert not self._waits_for(data.run, data.call_id), "a call returns before its child has ended"
         if self.begun.get((data.run, data.call_id), data.attempt) < data.attempt:
             assert data.status in ("uncertain", "interrupted"), "a call of a dead attempt is told to be done"
 
@@ -369,7 +443,7 @@ class Auditor:
     def _ChildEnded(self, data: ChildEnded) -> None:
         child = self.children.pop((data.run, data.k))
         self.doomed.discard((data.run, data.k))
-        waits = data.run in self.live and child.wait
+        waits = data.run in self.live and child.wait and child.call_id in self.open[data.run]
         assert data.late != waits
         if data.run not in self.live:
             return
@@ -401,6 +475,7 @@ class Auditor:
             assert (data.status, code) == allowed
         assert set(data.unfinished) == self.open.get(run, set()), "every call ends in a result or with its run"
         assert data.status != "completed" or (run in self.running and not data.unfinished)
+        assert data.status != "completed" or not self._goes_on(run), "a run is completed while a node goes on"
         steering = [name for name, other in self.waits.items() if other == run and name not in self.own[run]]
         left = data.leftover
         assert list(left.message_ids if left else ()) == steering, "what is left over is all that steered it"
@@ -408,6 +483,15 @@ class Auditor:
         if data.status != "completed":
             self._doom(run)
         self._over(run, left)
+
+    def _goes_on(self, run: int) -> list[str]:
+        """The nodes that have begun, but those that have finished, and what these have left behind."""
+        over = [path for other, path in self.finished if other == run]
+        return [
+            path
+            for other, path in self.items
+            if other == run and not any(path == done or path.startswith(f"{done}[") for done in over)
+        ]
 
     def _over(self, run: int, left: Leftover | None = None) -> None:
         self.over.add(run)
