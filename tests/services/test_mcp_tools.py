@@ -187,6 +187,6 @@ def test_a_result_is_its_texts_and_whatever_else_is_named(
 
 
 def test_a_runner_loads_the_library_only_when_it_is_needed() -> None:
-    program = "import sys, turnstream_runner.app; print(sorted({'mcp', 'mcp_types', 'httpx2'}.intersection(sys.modules)))"
+    program = "import sys, turnstream_runner.app; print(sorted({'mcp', 'mcp_types', 'httpx2'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
