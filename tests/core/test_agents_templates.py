@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given as for_all
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from turnstream.agents import sandbox
@@ -213,6 +214,7 @@ LEAVES = st.none() | st.booleans() | NUMBERS | st.text()
 JSON: st.SearchStrategy[Any] = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 
 
+@settings(max_examples=50)
 @for_all(JSON)
 def test_values_go_in_and_come_out_as_they_are(given: Any) -> None:
     scope = {"input": given, "nodes": {}, "session": {}}

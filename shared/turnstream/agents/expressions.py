@@ -119,9 +119,9 @@ def value(expression: Expression, scope: Mapping[str, object]) -> object:
             "_go": meter.go,
             "_made": meter.made,
             "_size": meter.size,
-            "lowerAscii": meter.text(stdlib.lower_ascii),
-            "trim": meter.text(stdlib.trim),
-            "upperAscii": meter.text(stdlib.upper_ascii),
+            "lowerAscii": meter.text("lowerAscii", stdlib.lower_ascii),
+            "trim": meter.text("trim", stdlib.trim),
+            "upperAscii": meter.text("upperAscii", stdlib.upper_ascii),
         },
     )
     try:
@@ -159,20 +159,24 @@ class _Meter:
             return None
         return value
 
-    def size(self, value: object) -> int | None:
-        if isinstance(value, (str, bytes, Sequence, Mapping)):
-            return len(cast("Sequence[object]", value))
-        self.fault = self.fault or f"size: of {type(value).__name__} there is none"
-        return None
+    def size(self, *values: object) -> int | None:
+        if len(values) == 1 and isinstance(values[0], (str, bytes, list, dict)):
+            return len(cast("Sequence[object]", values[0]))
+        return self._unfit("size", values)
 
-    def text(self, function: Callable[[str], str]) -> Callable[[object], str | None]:
-        def of_text(value: object) -> str | None:
-            if isinstance(value, str):
-                return function(value)
-            self.fault = self.fault or f"{function.__name__}: {type(value).__name__} is no text"
-            return None
+    def text(self, name: str, function: Callable[[str], str]) -> Callable[..., str | None]:
+        def of_text(*values: object) -> str | None:
+            match values:
+                case [str(value)]:
+                    return function(value)
+                case _:
+                    return self._unfit(name, values)
 
         return of_text
+
+    def _unfit(self, name: str, values: Sequence[object]) -> None:
+        given = ", ".join(type(value).__name__ for value in values) or "nothing"
+        self.fault = self.fault or f"{name}: there is none of {given}"
 
 
 def _compile(text: str) -> cel.Program:
