@@ -7,7 +7,6 @@ is made of that is made again in the same way by the next attempt.
 import json
 from asyncio import to_thread
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Final, assert_never, cast
 
 import msgspec
@@ -34,6 +33,7 @@ from turnstream.session.errors import Rejected
 from turnstream.session.events import (
     ASK_USER,
     DELEGATE,
+    Blob,
     Error,
     MessagePosted,
     ModelReplied,
@@ -48,7 +48,7 @@ from turnstream.session.limits import MISFITS_MAX
 from turnstream.session.messages import text_of
 from turnstream.session.plan import CallModel, End, RunNode
 from turnstream.session.state import Run, Visit
-from turnstream.wire.blobs import Blobs
+from turnstream.wire.blobs import BlobLost, Blobs
 from turnstream_runner.ledger import Ledger, persist
 from turnstream_runner.roles import Role
 
@@ -131,7 +131,10 @@ class Nodes:
             error = f"{ended.error.code}: {ended.error.message}"
         elif isinstance(node, GuardrailNode):
             port, error = _verdict(ended.content)
-            value = await self._arrived(path)
+            try:
+                value = await self._arrived(path)
+            except Unfit as fault:
+                error = str(fault)
         elif isinstance(node, LlmNode) and node.output is not None and ended.content:
             try:
                 value = answers.read_json(ended.content, _json(node.output))
@@ -292,9 +295,18 @@ class Nodes:
         if finished.port == ERR:
             return {"error": finished.error}
         text = finished.output
-        if finished.blob:
-            text = (await persist(partial(self._blobs.get, finished.blob))).decode()
+        if blob := finished.blob:
+            data = await persist(lambda: self._bytes(blob))
+            if data is None:
+                raise Unfit(f"what node {finished.path} gave is lost")
+            text = data.decode()
         return json.loads(text) if finished.json else text
+
+    async def _bytes(self, blob: Blob) -> bytes | None:
+        try:
+            return await self._blobs.get(blob)
+        except BlobLost:
+            return None
 
     async def _end_of(self, path: str) -> NodeFinished:
         data = (await self._ledger.at(self._run.visit(path).seq)).event.data

@@ -230,6 +230,30 @@ async def test_a_large_value_goes_by_the_object_store() -> None:
     assert line.blobs.there[ended.blob.name] == b"x" * 600_000
 
 
+async def test_a_large_value_that_is_lost_fails_whoever_needs_it() -> None:
+    line = world("q -> a", "a -> h", "h -> b", "b -> done", a=tool("repeat", text="x", times=600_000),
+                 h={"type": "human", "prompt": "Well?"}, b=llm("echo {{ nodes.a }}"))  # fmt: skip
+    await line.post()
+    assert await line.drive().outcome() is Outcome.DONE
+    line.blobs.there.clear()
+    await line.do(AnswerRequest(origin=line.origin(), run=1, answer="yes"))
+    assert await line.drive(work=2).outcome() is Outcome.DONE
+    (ended,) = [fact for fact in await line.facts() if isinstance(fact, RunEnded)]
+    assert ended.note == "node b failed: what node a gave is lost"
+
+
+async def test_a_tool_node_whose_tool_needs_an_approval_waits_for_it() -> None:
+    for approved, port in ((True, "out"), (False, "err")):
+        line = world("q -> a", "a -> done.any", "a.err -> done.any", a=tool("ask_first", text="{{ input }}"))
+        await line.post("fine")
+        assert await line.drive().outcome() is Outcome.DONE
+        (waits,) = [fact for fact in await line.facts() if isinstance(fact, RunWaiting)]
+        assert [(ask.kind, ask.path) for ask in waits.requests] == [("approval", "a")]
+        await line.do(AnswerRequest(origin=line.origin(), run=1, approved=approved))
+        assert await line.drive(work=2).outcome() is Outcome.DONE
+        assert (await finished(line))["a"] == (port, "fine" if approved else "")
+
+
 async def test_arguments_that_are_too_much_for_an_event_fail_the_node() -> None:
     line = world("q -> a", "a -> b", "b -> done", a=tool("repeat", text="x", times=600_000),
                  b=tool("count_words", text="{{ input }}"))  # fmt: skip
