@@ -23,6 +23,8 @@ from tests.support.strict import FAULTS, faults_on_the_wire
 _FOLDER = Path(__file__).parent / "aimock"
 _PACKAGE = _FOLDER / "node_modules" / "@copilotkit" / "aimock"
 _LISTENING = "listening on "
+LAST = "connection: close"
+"""Each answer of a peer is the last of its connection: a client that does not know would ask on one that is going."""
 
 
 class Aimock:
@@ -108,15 +110,14 @@ class Exchange:
 
     async def status(self, status: str, body: str = "", **headers: str) -> None:
         """A whole answer."""
-        lines = [f"HTTP/1.1 {status}", f"content-length: {len(body.encode())}", "content-type: application/json"]
+        lines = [f"HTTP/1.1 {status}", f"content-length: {len(body.encode())}", "content-type: application/json", LAST]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         await self.raw("\r\n".join([*lines, "", body]).encode())
 
     async def begin(self, content_type: str = "text/event-stream") -> None:
         """The head of a stream."""
-        await self.raw(
-            f"HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n".encode()
-        )
+        lines = ["HTTP/1.1 200 OK", f"content-type: {content_type}", "transfer-encoding: chunked", LAST]
+        await self.raw("\r\n".join([*lines, "", ""]).encode())
 
     async def say(self, delta: Mapping[str, Any], finish: str | None = None) -> None:
         """One chunk of a chat completion."""
