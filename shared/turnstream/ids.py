@@ -82,6 +82,7 @@ def agent_id(name: str, version: str) -> str:
     return f"{name}@{version}"
 
 
+@lru_cache(maxsize=4096)
 def parse_agent(text: str) -> tuple[str, str | None] | None:
     """Name and version of an agent, no version where none is said; None if it names none."""
     match = _AGENT.fullmatch(text)
