@@ -246,7 +246,7 @@ async def test_a_call_that_is_cancelled_is_cancelled_at_the_server(servers: Serv
     call = asyncio.create_task(called(servers, where, "slow", {"seconds": 60}))
     await notes.until("begun ")
     call.cancel()
-    await notes.until("cancelled ", timeout=1.0)
+    await notes.until("cancelled ", timeout=3.0)
     assert await called(servers, where, "add", {"a": 1, "b": 2}) == "3"
 
 
@@ -258,7 +258,7 @@ async def test_a_call_over_http_that_is_cancelled_is_cancelled_at_the_server(
     call = asyncio.create_task(called(servers, where, "slow", {"seconds": 60}))
     await notes.until("begun ")
     call.cancel()
-    await notes.until("cancelled ", timeout=1.0)
+    await notes.until("cancelled ", timeout=3.0)
     assert await called(servers, where, "add", {"a": 1, "b": 2}) == "3"
 
 
@@ -339,7 +339,7 @@ def test_the_same_holds_on_the_loop_that_runners_have(environment: dict[str, str
         call = asyncio.create_task(called(servers, where, "slow", {"seconds": 60}))
         await notes.until("begun ")
         call.cancel()
-        await notes.until("cancelled ", timeout=1.0)
+        await notes.until("cancelled ", timeout=3.0)
         assert str(await failure(servers.call(where, "die", {}))) == "it ended with status 3"
         await eventually(lambda: not is_there(born["child"]))
         assert await called(servers, where, "add", {"a": 1, "b": 2}) == "3"
