@@ -300,7 +300,10 @@ class Nodes:
             if data is None:
                 raise Unfit(f"what node {finished.path} gave is lost")
             text = data.decode()
-        return json.loads(text) if finished.json else text
+        try:
+            return json.loads(text) if finished.json else text
+        except RecursionError:
+            raise Unfit(f"what node {finished.path} gave is too deep") from None
 
     async def _bytes(self, blob: Blob) -> bytes | None:
         try:
