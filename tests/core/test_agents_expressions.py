@@ -140,7 +140,7 @@ def test_none_takes_long_or_makes_much(monkeypatch: pytest.MonkeyPatch, text: st
     started = time.monotonic()
     with pytest.raises(ExpressionError, match=r"takes longer than|makes more than"):
         value(parse(text), SCOPE)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 5
 
 
 def test_an_expression_says_which_nodes_it_names() -> None:

@@ -184,7 +184,7 @@ def test_none_takes_long_or_makes_much(monkeypatch: pytest.MonkeyPatch, source: 
     started = time.monotonic()
     with pytest.raises(TemplateError, match=r"takes longer|more than \d+|comes to nothing"):
         render(parse(source), SCOPE)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 5
 
 
 def test_what_it_comes_to_is_not_long() -> None:

@@ -25,9 +25,9 @@ from turnstream.agents.weight import weight_of
 EXPRESSION_MAX: Final = 1000
 """Characters."""
 SECONDS_MAX: Final = 1.0
-"""That the macros of an expression may take."""
+"""That the macros of an expression may take, of the processor: a machine that is busy fails nothing."""
 WEIGHT_MAX: Final = 4 << 20
-"""What the macros of an expression may make altogether: characters, and 16 for any other value."""
+"""What the macros of an expression may make altogether, as `weight.py` weighs; truths and numbers are not weighed."""
 NAMES: Final = ("input", "nodes", "session")
 FUNCTIONS: Final = frozenset(
     {"bytes", "contains", "double", "duration", "dyn", "endsWith", "has", "int", "lowerAscii", "matches"}
@@ -143,16 +143,18 @@ class _Meter:
 
     def __init__(self) -> None:
         self.fault = ""
-        self._until = time.monotonic() + SECONDS_MAX
+        self._until = time.thread_time() + SECONDS_MAX
         self._left = WEIGHT_MAX
 
     def go(self) -> bool | None:
         """Whether there is a next turn; None is nothing that a condition can be."""
-        if not self.fault and time.monotonic() > self._until:
+        if not self.fault and time.thread_time() > self._until:
             self.fault = f"takes longer than {SECONDS_MAX:g} s"
         return None if self.fault else True
 
     def made(self, value: object) -> object:
+        if isinstance(value, (bool, int, float)):  # most often the truth of a condition, which is kept nowhere
+            return value
         self._left -= weight_of(value, self._left)
         if self._left < 0:
             self.fault = self.fault or "makes more than an expression may"

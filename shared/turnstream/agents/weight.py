@@ -4,7 +4,7 @@ times over, so that a few objects are an endless text once they are written out.
 from collections.abc import Mapping
 from typing import Final, cast
 
-EACH: Final = 16
+EACH: Final = 64
 """What any value weighs; a text weighs its characters besides."""
 
 
