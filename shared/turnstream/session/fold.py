@@ -543,7 +543,7 @@ def _replied(session: Session, recorded: Recorded, data: ModelReplied) -> Sessio
     if data.path:
         visit = run.visit(data.path)
         changed = msgspec.structs.replace(visit, steps=data.step, misfits=visit.misfits + bool(data.misfit))
-        own = {"steps": run.steps + 1, "visits": _visits(run, changed)}
+        own = {"steps": run.steps + 1, "visits": _visits(run, visit, changed)}
     else:
         session = _prompted(session, run, data.window, data.usage)
         own = {
@@ -569,11 +569,14 @@ def _call(call: ToolCall, recorded: Recorded, path: str = "") -> Call:
     return Call(call.id, call.name, call_digest(call), asks=call.asks, seq=recorded.seq, path=path)
 
 
-def _visits(run: Run, changed: Visit) -> tuple[Visit, ...]:
-    """In the order in which the nodes began."""
-    if all(visit.path != changed.path for visit in run.visits):
+def _visits(run: Run, before: Visit, changed: Visit) -> tuple[Visit, ...]:
+    """In the order in which the nodes began. There may be thousands: none but the last ones is looked at."""
+    if before == Visit(before.path):  # it begins
         return (*run.visits, changed)
-    return tuple([changed if visit.path == changed.path else visit for visit in run.visits])
+    place = len(run.visits) - 1
+    while run.visits[place] is not before:
+        place -= 1
+    return (*run.visits[:place], changed, *run.visits[place + 1 :])
 
 
 def _node_started(session: Session, recorded: Recorded, data: NodeStarted) -> Session:
@@ -587,7 +590,7 @@ def _node_started(session: Session, recorded: Recorded, data: NodeStarted) -> Se
         session,
         run,
         recorded,
-        visits=_visits(run, changed),
+        visits=_visits(run, visit, changed),
         tool_calls=run.tool_calls + len(calls),
         open_calls=(*run.open_calls, *calls),
         recoveries=0,
@@ -597,16 +600,17 @@ def _node_started(session: Session, recorded: Recorded, data: NodeStarted) -> Se
 def _node_finished(session: Session, recorded: Recorded, data: NodeFinished) -> Session:
     """The first end counts. What is open in it, or in the graph inside of it, ends with it."""
     run = _at(session, data.run, data.attempt)
-    if run is None or run.visit(data.path).port:
+    visit = run.visit(data.path) if run else None
+    if run is None or visit is None or visit.port:
         return session
-    changed = msgspec.structs.replace(run.visit(data.path), port=data.port, seq=recorded.seq)
+    changed = msgspec.structs.replace(visit, port=data.port, seq=recorded.seq)
     over = {call.child for call in run.open_calls if call.child and is_within(call.path, data.path)}
     session = _cancel_children(session, run.n, over)
     return _with(
         session,
         run,
         recorded,
-        visits=_visits(run, changed),
+        visits=_visits(run, visit, changed),
         steps=run.steps + bool(data.model),
         open_calls=tuple([call for call in run.open_calls if not is_within(call.path, data.path)]),
         usage=run.usage + data.usage,

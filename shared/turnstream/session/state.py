@@ -305,8 +305,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return next((call for call in self.open_calls if call.id == call_id), None)
 
     def visit(self, path: str) -> Visit:
-        """What has become of the node at this path."""
-        return next((visit for visit in self.visits if visit.path == path), Visit(path))
+        """What has become of the node at this path. Those that began last are asked for most."""
+        for visit in reversed(self.visits):
+            if visit.path == path:
+                return visit
+        return Visit(path)
 
     def reaches(self, path: str) -> bool:
         """Whether the graph that the node at this path is in is being gone through: that of the run always is, that of
