@@ -59,7 +59,7 @@ class Delegation:
         key = self._ledger.key
         try:
             order = order_of(call)
-            spec = await self._spec(run, order, named=effect.call.is_node)
+            spec = await self._spec(run, order, effect.call.path if effect.call.is_node else "")
             session = key.child(run.n, effect.k).session
             if effect.k > MAX_CHILDREN:
                 raise ValueError(f"a run has {MAX_CHILDREN} sub-agents at most")
@@ -80,13 +80,14 @@ class Delegation:
             spec=spec,
         )
 
-    async def _spec(self, run: Run, order: Order, *, named: bool) -> Spec:
+    async def _spec(self, run: Run, order: Order, node: str) -> Spec:
         """What the child carries out: with no tool that the parent has not, and no more than the parent has left. An
         agent that a graph names has its own tools, but for what the run may not use. Raises `ValueError`."""
         account, roles = self._ledger.key.account, self._equipment.roles
-        spec = await self._meant(run, order)
+        spec = await self._pinned(run, node) if node else None
+        spec = spec or await self._meant(run, order)
         its = await persist(lambda: roles.tools_of(account, spec))
-        if named:
+        if node:
             mine = its if run.spec.tools is None else run.spec.tools
         else:
             mine = await persist(lambda: roles.tools_of(account, run.spec))
@@ -96,6 +97,14 @@ class Delegation:
             limits=_left(run, order.within(spec.limits), self._equipment.now()),
             tools=tuple(tool for tool in its if tool in mine),
         )
+
+    async def _pinned(self, run: Run, node: str) -> Spec | None:
+        """The very version that was there when the graph was saved, also where it is deleted by now."""
+        account, roles, roster = self._ledger.key.account, self._equipment.roles, self._equipment.roster
+        role = await persist(lambda: roles.get(account, run.spec))
+        pin = role.pins.get(name_of(node)) if role else None
+        found = await persist(lambda: roster.pinned(account, pin)) if pin else None
+        return found.spec if found else None
 
     async def _meant(self, run: Run, order: Order) -> Spec:
         """What whoever is named would carry out; one like the parent is the same version of it, if that is still to be

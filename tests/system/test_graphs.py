@@ -303,6 +303,7 @@ async def test_a_run_goes_on_with_the_version_it_began_with_and_so_does_what_its
     await reaches(api, run, "waiting")
     await save(api, "echoes", "v2", model="demo", graph=_answers_with("new"))
     await save(api, "pinned", "v2", model="demo", graph=_answers_with("another"))
+    assert (await api.ask("delete_agent", name="echoes")).status == 204
     await insist([api], "answer_run", run=run, answer=True)
     ended = await reaches(api, run, "completed")
     assert ended["outcome"]["output"] == "old"
