@@ -364,6 +364,16 @@ class Story:
         for recorded in self.log:
             auditor.read(recorded)
 
+    def _check_ways(self, settled: dict[str, str]) -> None:
+        """Told from the edges alone: who finished was reached, and whom a finished node leads to has finished."""
+        for path, port in settled.items():
+            graph, outer, name = self.fate.graph.around(path), path[: -len(name_of(path))], name_of(path)
+            ways = [settled.get(outer + edge.source) == edge.port for edge in graph.edges_to(name)]
+            assert any(ways) or graph.node(name).kind == "input", f"nothing has reached {path}"
+            for edge in graph.edges:
+                if (edge.source, edge.port) == (name, port):
+                    assert outer + edge.target in settled, f"{path} leads on to {edge.target}"
+
     @property
     def facts(self) -> Iterator[object]:
         return (recorded.event.data for recorded in self.log)
@@ -382,6 +392,7 @@ class Story:
             for path, port in finished.items()
             if not any(path != map_ and is_within(path, map_) for map_ in failed)
         }
+        self._check_ways(settled)
         return end.status, end.content, settled
 
 
@@ -448,6 +459,7 @@ def _wrong(session: Session) -> Iterator[RunFact]:
             yield NodeFinished(run=1, attempt=attempt, **_place(f"{visit.path}[0].x"))
         else:
             yield ModelReplied(**at, step=visit.steps, tool_calls=new)
+            yield ModelReplied(**at, step=visit.steps + 1)
             yield NodeFinished(**{**at, "attempt": attempt - 1})
             yield NodeFinished(run=1, attempt=attempt, **_place(f"{visit.path}[{visit.items}].x"))
         if run.calls_at(visit.path):
