@@ -345,6 +345,6 @@ def test_the_same_holds_on_the_loop_that_runners_have(environment: dict[str, str
         assert await called(servers, where, "add", {"a": 1, "b": 2}) == "3"
         born = json.loads(await called(servers, where, "breed", {}))
         await servers.close()
-        assert not is_there(born["server"]) and not is_there(born["child"])
+        await eventually(lambda: not is_there(born["server"]) and not is_there(born["child"]))
 
     uvloop.run(scenario())

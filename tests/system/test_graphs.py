@@ -288,6 +288,24 @@ async def test_a_person_is_waited_for_over_a_restart_of_everything(
     ]
 
 
+async def test_a_durable_run_and_an_ordinary_one_give_the_same_output_and_the_same_rows(
+    beds: tuple[Deployment, Runners],
+) -> None:
+    deployment, _ = beds
+    api = deployment.apis[0]
+    shown: list[Any] = []
+    for durable in (True, False):
+        name = f"rows-{durable}".lower()
+        await save(api, name, "v1", model="demo", graph=_answers_with("here"), durable=durable)
+        run = await started(api, name, agent=name, input="hi", policy={"titles": "client"})
+        ended = await reaches(api, run, "completed")
+        steps = (await insist([api], "read_steps", run=run, after=ended["seq"])).body["items"]
+        lasting = ("kind", "node", "path", "name", "status", "attempt", "step", "usage", "port", "error")
+        shown.append([{field: step.get(field) for field in lasting} for step in steps])
+        assert ended["outcome"]["output"] == "here"
+    assert shown[0] == shown[1] and {step["node"] for step in shown[0]} == {"q", "a", "o"}
+
+
 async def test_a_run_goes_on_with_the_version_it_began_with_and_so_does_what_its_graph_names(
     beds: tuple[Deployment, Runners],
 ) -> None:

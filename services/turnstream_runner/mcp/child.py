@@ -81,6 +81,7 @@ class Child:
         self._name = name
         self._hidden = endpoint.hidden
         self._process = process
+        self._gone = asyncio.create_task(process.wait())
         self._stdin = stdin
         self._stdout = stdout
         self._stderr = stderr
@@ -152,11 +153,10 @@ class Child:
             ended(reason or await self._end())
 
     async def _end(self) -> str:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(END_OF_INPUT):
-                status = await self._process.wait()
-                return f"it was killed by signal {-status}" if status < 0 else f"it ended with status {status}"
-        return "it closed its output"
+        if not await self._has_ended(END_OF_INPUT):
+            return "it closed its output"
+        status = self._gone.result()
+        return f"it was killed by signal {-status}" if status < 0 else f"it ended with status {status}"
 
     async def speak(self, outbound: MemoryObjectReceiveStream[SessionMessage]) -> None:
         async with outbound:
@@ -187,7 +187,7 @@ class Child:
 
     async def clear_away(self) -> None:
         """When the server has ended, ends the rest of its group: what is in it may hold the pipes open."""
-        await self._process.wait()
+        await asyncio.wait((self._gone,))
         self._signal(signal.SIGKILL)
 
     async def stop(self) -> None:
@@ -210,10 +210,10 @@ class Child:
                 pass
 
     async def _has_ended(self, seconds: float) -> bool:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._process.wait()
-        return self._process.returncode is not None
+        """Also asked by a task that is being cancelled, in which a time-out of asyncio is none in early
+        releases of Python 3.11."""
+        await asyncio.wait((self._gone,), timeout=seconds)
+        return self._gone.done()
 
     def _signal(self, number: int) -> None:
         """To the group, which is there as long as the shell in it."""
