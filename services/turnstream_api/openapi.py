@@ -99,7 +99,7 @@ _BYTES: Json = {"*/*": {}}
 
 def _body(operation: Operation) -> Json:
     if operation.takes_bytes:
-        return {"required": True, "content": _BYTES}
+        return {"required": False, "content": _BYTES}  # no body is an empty one
     required = _required(operation)
     properties = {
         name: _schema(operation.fields[name], null=name not in required) for name in sorted(operation.in_body)
