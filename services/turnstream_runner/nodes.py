@@ -203,9 +203,9 @@ class Nodes:
         if isinstance(node, MapNode):
             return await self._collected(path, node, items)
         assert isinstance(node, LoopNode)
-        failed, value = await self._came_of(path, items - 1)
-        if failed:
+        if failed := await self._failure(path, items - 1):
             return self.failed(path, f"iteration {items}: {failed}")
+        value = await self._came_of(path, items - 1)
         if await to_thread(evaluate.until, node, msgspec.structs.replace(scope, input=value)):
             return self._finished(path, value)
         if items >= node.max_iterations:
@@ -213,23 +213,36 @@ class Nodes:
         return self._started(path, items=items + 1)
 
     async def _collected(self, path: str, node: MapNode, items: int) -> NodeFinished:
+        """With `fail_fast` the others may not be over."""
         values: list[object] = []
         for i in range(items):
-            failed, value = await self._came_of(path, i)
-            if failed and node.on_error == "fail_fast":
+            if not (failed := await self._failure(path, i)):
+                values.append(await self._came_of(path, i))
+            elif node.on_error == "fail_fast":
                 return self.failed(path, f"element {i}: {failed}")
-            values.append({"error": failed} if failed else value)
+            else:
+                values.append({"error": failed})
         return self._finished(path, values)
 
-    async def _came_of(self, path: str, i: int) -> tuple[str, object]:
-        """Why one way through the graph inside a node has failed, empty if it has not; and what it gave."""
+    async def _failure(self, path: str, i: int) -> str:
+        """Why one way through the graph inside a node has failed, empty if it has not."""
+        walk = self._inside(path, i)
+        for node in walk.failed():
+            return await self._error(walk.path(node))
+        return ""
+
+    async def _came_of(self, path: str, i: int) -> object:
+        """What one way through the graph inside a node gave, as far as it has come."""
+        walk = self._inside(path, i)
+        for node in walk.outputs:
+            if walk.state(node) == "finished":
+                return await self._gave(walk.path(node))
+        return None
+
+    def _inside(self, path: str, i: int) -> Walk:
         inside = self._graph.node(path).graph
         assert inside is not None
-        walk = Walk(inside, self._visits(), f"{path}[{i}].")
-        for node in walk.failed():
-            return await self._error(walk.path(node)), None
-        outputs = [walk.path(node) for node in walk.outputs]
-        return "", await self._gave(outputs[0]) if outputs else None
+        return Walk(inside, self._visits(), f"{path}[{i}].")
 
     # --- what reaches them ------------------------------------------------------------------------------------------
 
@@ -266,7 +279,7 @@ class Nodes:
             return (await self._elements(node, await self._scope(path)))[number]
         if number == 0:
             return await self._arrived(path)
-        return (await self._came_of(path, number - 1))[1]
+        return await self._came_of(path, number - 1)
 
     async def _elements(self, node: MapNode, scope: Scope) -> Sequence[object]:
         elements = await to_thread(evaluate.elements, node, scope)

@@ -277,3 +277,11 @@ async def test_a_graph_in_memory_of_completed_turns_shows_pairs() -> None:
     assert await line.drive(work=2).outcome() is Outcome.DONE
     asked = line.models.requests[-1].messages
     assert asked[0].text == "first" and len(asked) == 3
+
+
+async def test_a_map_that_fails_fast_waits_for_no_other_element() -> None:
+    prompt = "{{ '[hang]' if input == 'slow' else '[fail]' }}"
+    nodes = {"e": {"type": "input"}, "x": llm(prompt), "o": {"type": "output"}}
+    line = world("q -> m", "m -> done", m={"type": "map", "graph": {"nodes": nodes, "edges": ["e -> x", "x -> o"]}})
+    ended = await run(line, '["slow","bad","slow"]')
+    assert ended.note.startswith("node m failed: element 1: node m[1].x: model_error")

@@ -388,6 +388,8 @@ class House:
                 asked = [{"session": name, "name": f"{word}.txt"} for name in names]
             elif "{run}" in operation.path:
                 asked = [{"run": name} for name in runs]
+            elif "{name}" in operation.path:
+                asked = [{"name": "default", "version": "v1"}]
             for given in asked:
                 fields = {name: value for name, value in given.items() if name in operation.fields}
                 answer = await speaker.ask(operation.name, **fields)

@@ -105,7 +105,7 @@ async def nothing_over_http(secured: Deployment, rival: OverHttp) -> None:
     """Whatever it asks, by every operation there is."""
     for operation in OPERATIONS:
         fields = {"session": SESSION, "run": f"{SESSION}.1", "message": "m1", "request": f"{SESSION}.1.q1"}
-        path = operation.path.format_map(fields | {"name": f"{SECRET}.txt", "verb": "add"})
+        path = operation.path.format_map(fields | {"name": f"{SECRET}.txt", "verb": "add", "version": "v1"})
         body = {"content": "x", "title": "x", "reason": "x", "answer": "x"}
         given = {name: body[name] for name in body if name in operation.in_body}
         if "answer" in given:
