@@ -19,6 +19,7 @@ from turnstream.session.commands import RunFact
 from turnstream.session.events import (
     UPDATE_PLAN,
     Ask,
+    Asks,
     Blob,
     Error,
     ModelReplied,
@@ -71,7 +72,9 @@ class Attempt:
         """By the node's name."""
         self._speech = equipment.live.speak(ledger.key, run.n, number)
         self._delegation = Delegation(equipment, ledger)
-        self._nodes = Nodes(ledger, equipment.blobs, role, run.n, number) if role.graph else None
+        self._nodes = (
+            Nodes(ledger, equipment.blobs, role, run.n, number, asks=self._asks_of_node) if role.graph else None
+        )
         self._by_person = run.trigger == "action"
         """Whoever calls the tool himself need not be asked."""
         self._draining = False
@@ -157,6 +160,9 @@ class Attempt:
             role = self._graph.role(path) if path else self._role
             self._offers[name] = Offer(self._equipment.servers, role, self._ledger.key.account)
         return self._offers[name]
+
+    async def _asks_of_node(self, path: str, name: str) -> Asks | None:
+        return (await self._offer(path).for_call(name)).asks(name)
 
     def _budget(self, role: Role, model: str) -> Budget | None:
         """None: nothing is known of the model."""

@@ -6,7 +6,7 @@ is made of that is made again in the same way by the next attempt.
 
 import json
 from asyncio import to_thread
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final, assert_never, cast
 
 import msgspec
@@ -33,6 +33,7 @@ from turnstream.session.errors import Rejected
 from turnstream.session.events import (
     ASK_USER,
     DELEGATE,
+    Asks,
     Blob,
     Error,
     MessagePosted,
@@ -62,10 +63,21 @@ Decided = NodeStarted | NodeFinished | RunEnded
 
 
 class Nodes:
-    """Of one attempt, which holds what has been given by the nodes that others need."""
+    """Of one attempt, which holds what has been given by the nodes that others need. `asks` says what a call of a tool
+    by a node asks of a person before."""
 
-    def __init__(self, ledger: Ledger, blobs: Blobs, role: Role, n: int, attempt: int) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        blobs: Blobs,
+        role: Role,
+        n: int,
+        attempt: int,
+        *,
+        asks: Callable[[str, str], Awaitable[Asks | None]],
+    ) -> None:
         assert role.graph is not None and role.agent.graph is not None
+        self._asks = asks
         self._ledger = ledger
         self._blobs = blobs
         self._role = role
@@ -170,7 +182,7 @@ class Nodes:
                     "schema": node.output,
                 }
                 return ToolCall(id=path, name=DELEGATE, arguments=_json(_said(order)), asks="child")
-        return ToolCall(id=path, name=name, arguments=_json(arguments), asks=self.role(path).asks(name))
+        return ToolCall(id=path, name=name, arguments=_json(arguments), asks=await self._asks(path, name))
 
     async def _asking(self, path: str, node: HumanNode, scope: Scope) -> ToolCall:
         asked: dict[str, object] = {

@@ -310,3 +310,20 @@ async def test_a_person_calls_a_tool_that_the_agent_names(stage: Stage, servers:
     may = {"default": tools_of(agent, {})}
     await stage.do(Act(origin=stage.origin(), action=action, author="user:ann", specs=stage.specs, tools=may))
     assert (await stage.end(run=2)).content == "3"
+
+
+# --- nodes of a graph -------------------------------------------------------------------------------------------------
+
+
+async def test_a_node_calls_a_server_s_tool_once_a_person_has_approved_it(stage: Stage, servers: Servers) -> None:
+    sums = {"type": "mcp", "server": "srv", "tool": "add", "arguments": {"a": 1, "b": "{{ input | int }}"}}
+    graph = {
+        "nodes": {"q": {"type": "input"}, "sums": sums, "o": {"type": "output"}},
+        "edges": ["q -> sums", "sums -> o"],
+    }
+    said = {"mcp": {"srv": process().model_dump()}, "approval": {"srv__add": "always"}, "graph": graph, "limits": {}}
+    await stage.actor(servers=servers, **said)
+    await stage.say("41")
+    assert [(ask.kind, ask.path) for ask in (await stage.waiting()).requests] == [("approval", "sums")]
+    await stage.approve()
+    assert (await stage.end()).content == "42"
