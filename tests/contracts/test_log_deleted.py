@@ -233,7 +233,9 @@ async def test_a_feed_ends_with_the_deletion(log: Log, key: SessionKey) -> None:
     following = Following(Feed(log, key, after=0))
     await following.live()
     await log.append(key, deleted(key), seqs[-1])
-    assert await following.ended() == ["message.posted", "message.posted", "caught up", "session.deleted"]
+    seen = await following.ended()
+    assert [name for name in seen if name != "caught up"] == ["message.posted", "message.posted", "session.deleted"]
+    assert seen.count("caught up") == 1, "where it stands is up to the replica that was read: it may be behind"
 
 
 async def test_a_feed_opened_later_delivers_what_is_there_and_ends(log: Log, key: SessionKey) -> None:

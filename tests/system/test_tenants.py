@@ -102,8 +102,10 @@ def of_feed(program: Program) -> list[int]:
 
 
 async def nothing_over_http(secured: Deployment, rival: OverHttp) -> None:
-    """Whatever it asks, by every operation there is."""
+    """Whatever it asks, by every operation there is on sessions and runs; agents are in test_api_agents.py."""
     for operation in OPERATIONS:
+        if operation.path.startswith("/v1/agents"):
+            continue
         fields = {"session": SESSION, "run": f"{SESSION}.1", "message": "m1", "request": f"{SESSION}.1.q1"}
         path = operation.path.format_map(fields | {"name": f"{SECRET}.txt", "verb": "add", "version": "v1"})
         body = {"content": "x", "title": "x", "reason": "x", "answer": "x"}
