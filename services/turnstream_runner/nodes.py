@@ -44,7 +44,7 @@ from turnstream.session.events import (
     ToolCall,
 )
 from turnstream.session.graph import ERR, Graph, Walk, name_of, outer_of
-from turnstream.session.history import Prompt
+from turnstream.session.history import NO_OUTPUT, Prompt
 from turnstream.session.limits import MISFITS_MAX
 from turnstream.session.messages import text_of
 from turnstream.session.plan import CallModel, End, RunNode
@@ -56,9 +56,6 @@ from turnstream_runner.roles import Role
 ITEMS_MAX: Final = 1000
 """Elements that a map goes through."""
 LAST: Final = "the condition did not hold in {n} iterations: this is what the last one gave"
-NO_OUTPUT: Final = "no_output"
-"""How a run of a graph finishes that has come to no output: it adds nothing to what is remembered."""
-
 Decided = NodeStarted | NodeFinished | RunEnded
 
 

@@ -93,7 +93,6 @@ def test_the_core_gets_nodes_and_edges_as_it_calls_them() -> None:
             {
                 "id": "l",
                 "kind": "loop",
-                "max_iterations": 3,
                 "graph": {
                     "nodes": [{"id": "i3", "kind": "input"}, {"id": "o3", "kind": "output"}],
                     "edges": [{"source": "i3", "port": "out", "target": "o3", "into": "in"}],

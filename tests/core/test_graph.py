@@ -288,7 +288,7 @@ def test_there_is_no_element_but_those_that_a_node_goes_through(path: str) -> No
 
 def test_a_loop_goes_on_iteration_by_iteration() -> None:
     inner = graph("i -> a", "a -> o", i="input", a="llm", o="output")
-    again = Node(id="again", kind="loop", graph=inner, max_iterations=3)
+    again = Node(id="again", kind="loop", graph=inner)
     shape = graph("q -> again", "again -> done", q="input", again=again, done="output")
     facts: tuple[Fact, ...] = (finished("q"), begun("again", items=1))
     assert next_of(shape, *facts) == ["again[0].i:decide"]

@@ -98,6 +98,9 @@ FACTS_MAX = 70
 
 # -- graphs -----------------------------------------------------------------------------------------------------------
 
+ITERATIONS = 2
+"""That a loop goes through at most."""
+
 
 class Shapes:
     """Draws valid graphs: reachable, without a cycle, names used once, one edge into an `in`."""
@@ -130,7 +133,6 @@ class Shapes:
             graph=inner,
             asks_model=kind == "guardrail" and rng.random() < 0.5,
             collect=kind == "map" and rng.random() < 0.5,
-            max_iterations=2 if kind == "loop" else 0,
         )
 
     def _add(self, nodes: list[Node], edges: list[Edge], node: Node) -> None:
@@ -249,7 +251,7 @@ class Fate:
         if not node.collect and any(any(way.failed()) for way in ways):
             return msgspec.structs.replace(finished, port=ERR, error="an element has failed")
         assert all(way.is_over for way in ways)
-        if node.kind == "loop" and visit.items <= self.number(path, node.max_iterations):
+        if node.kind == "loop" and visit.items <= self.number(path, ITERATIONS):
             return msgspec.structs.replace(begun, items=visit.items + 1)
         return finished
 

@@ -216,10 +216,19 @@ async def test_s48_two_outputs_fail_the_run() -> None:
 
 
 async def test_what_is_empty_is_not_remembered() -> None:
-    memory = {"policy": {"preset": "memory"}}
-    line = world("q -> a", "a -> done", agent=memory, a=tool("repeat", text="x", times=0))
-    ended = await run(line)
-    assert ended.finish == "no_output"
+    edges = ("q -> r", "r.loud -> a", "r.default -> b", "a -> done")
+    line = world(*edges, r=ROUTE, a=llm("{{ input }}"), b=tool("count_words", text="{{ input }}"))
+    assert await _asked_second(line, "quiet") == ["second!"]
+    assert len(await _asked_second(line, "loud!", "s2")) == 3, "what came to something is"
+
+
+async def _asked_second(line: World, first: str, session: str = "s1") -> list[str]:
+    """What the model is asked in the second turn."""
+    await line.post(first, session)
+    await line.drive(session).outcome()
+    await line.post("second!", session)
+    assert await line.drive(session, work=2).outcome() is Outcome.DONE
+    return [message.text for message in line.models.requests[-1].messages]
 
 
 async def test_a_large_value_goes_by_the_object_store() -> None:

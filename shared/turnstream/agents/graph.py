@@ -93,7 +93,7 @@ def _corner(name: str, node: Node) -> dict[str, object]:
         case MapNode():
             corner |= {"graph": node.graph.topology(), "collect": node.on_error == "collect"}
         case LoopNode():
-            corner |= {"graph": node.graph.topology(), "max_iterations": node.max_iterations}
+            corner |= {"graph": node.graph.topology()}
         case _:
             pass
     return corner

@@ -41,7 +41,6 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     asks_model: bool = False
     graph: "Graph | None" = None
     collect: bool = False
-    max_iterations: int = 0
 
     @property
     def speaks(self) -> bool:

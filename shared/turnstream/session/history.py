@@ -40,8 +40,11 @@ INTERRUPTED = "interrupted: there is no result"
 IN_DOUBT = "interrupted: there is no result, and the tool may or may not have taken effect"
 """The same where the tool had begun."""
 
-EMPTY = ("length", "content_filter")
-"""How a model finished whose answer is empty by rule: it has run out of tokens, or was not let speak."""
+NO_OUTPUT = "no_output"
+"""How a run of a graph finishes that has come to nothing."""
+EMPTY = ("length", "content_filter", NO_OUTPUT)
+"""How a turn finished whose answer is empty by rule: its model has run out of tokens, or was not let speak, or nothing
+has reached the output of its graph."""
 
 Tools = Literal["bounded", "full", "none"]
 
