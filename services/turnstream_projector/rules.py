@@ -42,9 +42,10 @@ from turnstream.session.events import (
     Unknown,
 )
 from turnstream.session.fold import evolve
+from turnstream.session.paths import around
 from turnstream.session.policy import resolve
 from turnstream.session.recent import Recent
-from turnstream.session.state import Call, Run, Session, around, has_edge, request_id
+from turnstream.session.state import Call, Run, Session, has_edge, request_id
 from turnstream_projector import kinship
 from turnstream_projector.findings import Findings, Kind
 

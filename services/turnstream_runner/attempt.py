@@ -32,7 +32,7 @@ from turnstream.session.events import (
     ToolCall,
     ToolStarted,
 )
-from turnstream.session.graph import name_of
+from turnstream.session.paths import name_of, place
 from turnstream.session.plan import CallModel, CallTool, End, Park, Return, RunNode
 from turnstream.session.state import Call, Run, request_id
 from turnstream.session.window import Budget
@@ -188,7 +188,7 @@ class Attempt:
             if effect.call.asks and not await self._is_still_approved(effect, call, tools):
                 return result(effect, effect.call, Came(status="denied", error=NOT_APPROVED))
             if not tools.is_idempotent(call.name) and effect.call.started != effect.attempt:
-                fact = ToolStarted(run=effect.run, attempt=effect.attempt, call_id=call.id, **_place(effect.call))
+                fact = ToolStarted(run=effect.run, attempt=effect.attempt, call_id=call.id, **place(effect.call.path))
                 if not await self._ledger.record(effect.key, derive(effect.key, effect.attempt, "started"), fact):
                     return None
             about = msgspec.json.encode({"call_id": call.id, "name": call.name}).decode()
@@ -202,7 +202,9 @@ class Attempt:
             items = checklist.items_of(call.arguments)
         except ValueError as error:
             return result(effect, effect.call, Came(status="error", error=str(error)))
-        fact = PlanChanged(run=effect.run, attempt=effect.attempt, call_id=call.id, items=items, **_place(effect.call))
+        fact = PlanChanged(
+            run=effect.run, attempt=effect.attempt, call_id=call.id, items=items, **place(effect.call.path)
+        )
         if not await self._ledger.record(effect.key, derive(effect.key, effect.attempt, "plan"), fact):
             return None
         return result(effect, effect.call, Came(output=checklist.NOTED))
@@ -220,7 +222,7 @@ class Attempt:
                 await self._delegation.open(child)
                 request = request_id(self._ledger.session, effect.run, number)
                 asks.append(
-                    Ask(request=request, kind="child", call_id=call.id, prompt=child.session, **_place(open_call))
+                    Ask(request=request, kind="child", call_id=call.id, prompt=child.session, **place(open_call.path))
                 )
                 continue
             role = await self._offer(open_call.path).for_call(call.name, wait=WAIT)
@@ -293,11 +295,6 @@ def _too_much(effect: CallModel, run: Run, model: str, view: history.View) -> Ru
 def _is_reply(recorded: Recorded, run: int, path: str) -> bool:
     data = recorded.event.data
     return isinstance(data, ModelReplied) and data.run == run and data.path == path
-
-
-def _place(call: Call) -> dict[str, str]:
-    """The node that a call belongs to."""
-    return {"node": name_of(call.path), "path": call.path}
 
 
 def _name(attempt: int, effect: str) -> str:

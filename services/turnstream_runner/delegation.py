@@ -29,7 +29,7 @@ from turnstream.session.events import (
     SessionDeleted,
     Spec,
 )
-from turnstream.session.graph import name_of
+from turnstream.session.paths import name_of, place
 from turnstream.session.plan import Detach, Return, StartChild
 from turnstream.session.state import Child, Run, Session
 from turnstream_runner.equipment import Equipment
@@ -70,8 +70,7 @@ class Delegation:
         return ChildStarted(
             run=effect.run,
             attempt=effect.attempt,
-            node=name_of(effect.call.path),
-            path=effect.call.path,
+            **place(effect.call.path),
             call_id=call.id,
             k=effect.k,
             child_session=session,

@@ -6,7 +6,7 @@ is made of that is made again in the same way by the next attempt.
 
 import json
 from asyncio import to_thread
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, assert_never, cast
 
 import msgspec
@@ -43,10 +43,11 @@ from turnstream.session.events import (
     RunEnded,
     ToolCall,
 )
-from turnstream.session.graph import ERR, Graph, Walk, name_of, outer_of
+from turnstream.session.graph import ERR, Graph, Walk
 from turnstream.session.history import NO_OUTPUT, Prompt
 from turnstream.session.limits import MISFITS_MAX
 from turnstream.session.messages import text_of
+from turnstream.session.paths import around, name_of, outer_of, place
 from turnstream.session.plan import CallModel, End, RunNode
 from turnstream.session.state import Run, Visit
 from turnstream.wire.blobs import BlobLost, Blobs
@@ -199,7 +200,7 @@ class Nodes:
 
     async def _routed(self, path: str, node: RouterNode, scope: Scope) -> Decided:
         port = await to_thread(evaluate.route, node, scope)
-        if port is None and not self._graph.around(path).listens(name_of(path), "default"):
+        if port is None and not self._graph.holding(path).listens(name_of(path), "default"):
             message = f"node {path}: no rule holds, and nothing is connected to its port `default`"
             return RunEnded(
                 run=self._n, attempt=self._attempt, status="failed", error=Error(code="no_route", message=message)
@@ -258,9 +259,8 @@ class Nodes:
     async def _scope(self, path: str) -> Scope:
         key, run = self._ledger.key, self._run
         nodes: dict[str, object] = {}
-        for outer in _around(outer_of(path)):
-            graph = self._graph.around(f"{outer}_")
-            for node in graph.nodes:
+        for outer in ("", *[f"{node}[{i}]." for node, i in around(path).items()]):
+            for node in self._graph.holding(f"{outer}_").nodes:
                 if self._run.visit(outer + node.id).port:
                     nodes[node.id] = await self._gave(outer + node.id)
         session = {"account": key.account, "id": key.session, "run": key.run(run.n), "author": run.author}
@@ -268,27 +268,26 @@ class Nodes:
 
     async def _arrived(self, path: str) -> object:
         outer = outer_of(path)
-        edges = self._graph.around(path).edges_to(name_of(path))
+        edges = self._graph.holding(path).edges_to(name_of(path))
         if not edges:
-            return await self._put_in(outer)
-        walk = Walk(self._graph.around(path), self._visits(), outer)
+            return await self._put_in(path)
+        walk = Walk(self._graph.holding(path), self._visits(), outer)
         delivered = [edge for edge in edges if walk.delivers(edge)]
         if edges[0].into == "all":
             return {edge.source: await self._gave(outer + edge.source) for edge in delivered}
         return await self._gave(outer + delivered[0].source)
 
-    async def _put_in(self, outer: str) -> object:
+    async def _put_in(self, path: str) -> object:
         """What the input node of a graph is given: what the run was asked, an element, what came of the iteration
         before."""
-        if not outer:
+        inside = around(path)
+        if not inside:
             return await self._asked()
-        path, _, i = outer.removesuffix("].").rpartition("[")
-        node, number = self.node(path), int(i)
+        outer, number = inside.popitem()
+        node = self.node(outer)
         if isinstance(node, MapNode):
-            return (await self._elements(node, await self._scope(path)))[number]
-        if number == 0:
-            return await self._arrived(path)
-        return await self._came_of(path, number - 1)
+            return (await self._elements(node, await self._scope(outer)))[number]
+        return await self._came_of(outer, number - 1) if number else await self._arrived(outer)
 
     async def _elements(self, node: MapNode, scope: Scope) -> Sequence[object]:
         elements = await to_thread(evaluate.elements, node, scope)
@@ -376,16 +375,14 @@ class Nodes:
     # --- facts ------------------------------------------------------------------------------------------------------
 
     def _started(self, path: str, call: ToolCall | None = None, items: int = 0) -> NodeStarted:
-        return NodeStarted(run=self._n, attempt=self._attempt, node=name_of(path), path=path, call=call, items=items)
+        return NodeStarted(run=self._n, attempt=self._attempt, **place(path), call=call, items=items)
 
     def _finished(self, path: str, value: object, port: str = "out") -> NodeFinished:
         text, is_json = evaluate.written(value)
-        return NodeFinished(
-            run=self._n, attempt=self._attempt, node=name_of(path), path=path, port=port, output=text, json=is_json
-        )
+        return NodeFinished(run=self._n, attempt=self._attempt, **place(path), port=port, output=text, json=is_json)
 
     def failed(self, path: str, error: str) -> NodeFinished:
-        return NodeFinished(run=self._n, attempt=self._attempt, node=name_of(path), path=path, port=ERR, error=error)
+        return NodeFinished(run=self._n, attempt=self._attempt, **place(path), port=ERR, error=error)
 
     @property
     def _run(self) -> Run:
@@ -395,14 +392,6 @@ class Nodes:
 
     def _visits(self) -> Mapping[str, Visit]:
         return {visit.path: visit for visit in self._run.visits}
-
-
-def _around(outer: str) -> Iterator[str]:
-    """What stands before the names in each of the graphs around, the outermost first: nothing, `each[3].`."""
-    yield ""
-    for place, letter in enumerate(outer, 1):
-        if letter == ".":
-            yield outer[:place]
 
 
 def _verdict(text: str) -> tuple[str, str]:
@@ -416,8 +405,7 @@ def _misfit(effect: CallModel, ended: RunEnded, why: str) -> ModelReplied:
     return ModelReplied(
         run=effect.run,
         attempt=effect.attempt,
-        node=name_of(effect.path),
-        path=effect.path,
+        **place(effect.path),
         step=effect.step,
         content=ended.content,
         reasoning=ended.reasoning,

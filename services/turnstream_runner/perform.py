@@ -14,8 +14,8 @@ import msgspec
 from turnstream.agents import ToolContext
 from turnstream.ids import SessionKey, digest
 from turnstream.session.events import Error, Failure, ModelReplied, RunEnded, ToolCall, Window
-from turnstream.session.graph import name_of
 from turnstream.session.messages import Message
+from turnstream.session.paths import place
 from turnstream.session.plan import CallModel, CallTool
 from turnstream.session.state import Run
 from turnstream.telemetry import log, model_span
@@ -153,8 +153,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
             return ModelReplied(
                 run=run.n,
                 attempt=effect.attempt,
-                node=name_of(effect.path),
-                path=effect.path,
+                **place(effect.path),
                 step=effect.step,
                 content=reply.text,
                 reasoning=reply.reasoning,

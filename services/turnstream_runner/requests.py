@@ -21,8 +21,8 @@ from turnstream.session.events import (
     RequestExpired,
     ToolCall,
 )
-from turnstream.session.graph import name_of
 from turnstream.session.messages import text_of
+from turnstream.session.paths import place
 from turnstream_runner.models.port import ToolSpec
 from turnstream_runner.results import Came
 from turnstream_runner.room import cut
@@ -91,8 +91,7 @@ def question(call: ToolCall, request: str, path: str = "") -> Ask:
     return Ask(
         request=request,
         kind="question",
-        node=name_of(path),
-        path=path,
+        **place(path),
         call_id=call.id,
         prompt=_prompt(asked.question),
         schema=asked.schema,
@@ -117,8 +116,7 @@ def approval(call: ToolCall, request: str, path: str = "", *, digest: str, timeo
     return Ask(
         request=request,
         kind="approval",
-        node=name_of(path),
-        path=path,
+        **place(path),
         call_id=call.id,
         prompt=_prompt(f"{call.name} {fit(call.arguments)}"),
         digest=digest,

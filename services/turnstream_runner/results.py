@@ -5,7 +5,8 @@ is the call, the node's end.
 import msgspec
 
 from turnstream.session.events import NodeFinished, ToolReturned, ToolStatus
-from turnstream.session.graph import ERR, name_of
+from turnstream.session.graph import ERR
+from turnstream.session.paths import place
 from turnstream.session.plan import CallTool, Detach, Park, Return, Settle, StartChild
 from turnstream.session.state import Call
 
@@ -29,8 +30,7 @@ def result(effect: CallTool | Settle | Return | StartChild | Detach | Park, call
         return NodeFinished(
             run=effect.run,
             attempt=effect.attempt,
-            node=name_of(call.path),
-            path=call.path,
+            **place(call.path),
             port=ERR if failed else "out",
             output="" if failed else came.output,
             json=came.json and not failed,
@@ -41,8 +41,7 @@ def result(effect: CallTool | Settle | Return | StartChild | Detach | Park, call
         run=effect.run,
         attempt=effect.attempt,
         call_id=call.id,
-        node=name_of(call.path),
-        path=call.path,
+        **place(call.path),
         status=came.status,
         output=came.output,
         error=came.error,

@@ -15,7 +15,8 @@ from tests.support.waiting import eventually
 from turnstream.ids import SessionKey
 from turnstream.session.events import MessageWithdrawn, RunReleased
 from turnstream.session.fold import evolve
-from turnstream.session.state import Run, Session, around
+from turnstream.session.paths import around
+from turnstream.session.state import Run, Session
 from turnstream.views import generations, live_runs, runs, session_row, sessions
 from turnstream.views.batch import Batch
 from turnstream.views.database import CHECKPOINT, Checkpoint, Commits, Database, Gone, NotReady

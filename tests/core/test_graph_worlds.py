@@ -56,7 +56,8 @@ from turnstream.session.events import (
     Usage,
 )
 from turnstream.session.fold import evolve
-from turnstream.session.graph import ERR, Edge, Graph, Kind, Node, Walk, name_of
+from turnstream.session.graph import ERR, Edge, Graph, Kind, Node, Walk
+from turnstream.session.paths import is_within, name_of
 from turnstream.session.plan import (
     BetweenEffect,
     CallModel,
@@ -72,7 +73,7 @@ from turnstream.session.plan import (
     StartChild,
     plan,
 )
-from turnstream.session.state import Call, Run, Session, is_within, request_id
+from turnstream.session.state import Call, Run, Session, request_id
 
 AMPLE = Limits(
     max_steps=10_000, max_model_calls=10_000, max_tool_calls=10_000, max_same_calls=10_000, max_same_denials=10_000
@@ -369,7 +370,7 @@ class Story:
     def _check_ways(self, settled: dict[str, str]) -> None:
         """Told from the edges alone: who finished was reached, and whom a finished node leads to has finished."""
         for path, port in settled.items():
-            graph, outer, name = self.fate.graph.around(path), path[: -len(name_of(path))], name_of(path)
+            graph, outer, name = self.fate.graph.holding(path), path[: -len(name_of(path))], name_of(path)
             ways = [settled.get(outer + edge.source) == edge.port for edge in graph.edges_to(name)]
             assert any(ways) or graph.node(name).kind == "input", f"nothing has reached {path}"
             for edge in graph.edges:

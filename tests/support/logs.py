@@ -74,7 +74,7 @@ from turnstream.session.events import (
 )
 from turnstream.session.fold import evolve
 from turnstream.session.forking import Places, copy_of
-from turnstream.session.graph import name_of
+from turnstream.session.paths import name_of, place
 from turnstream.session.policy import parse_policy
 from turnstream.session.state import Run, Session, request_id
 from turnstream.subjects import MESSAGE_ID, TYPE
@@ -232,12 +232,12 @@ class Log:
         run = self._run(session, n)
         call = run.call(call_id)
         path = call.path if call else ""
-        place = {"run": n, "attempt": run.attempt, "call_id": call_id, "node": name_of(path), "path": path}
+        place = {"run": n, "attempt": run.attempt, "call_id": call_id, **place(path)}
         self.report(session, ToolReturned(**{**place, "status": "ok", "output": output, **fields}))  # pyright: ignore
 
     def finish(self, session: str, n: int, path: str, port: str = "out", **fields: object) -> None:
         """The end of a node of a graph."""
-        place = {"run": n, "attempt": self._run(session, n).attempt, "node": name_of(path), "path": path}
+        place = {"run": n, "attempt": self._run(session, n).attempt, **place(path)}
         self.report(session, NodeFinished(**{**place, "port": port, **fields}))  # pyright: ignore
 
     def ask(self, session: str, n: int, **fields: object) -> None:
@@ -249,8 +249,7 @@ class Log:
                     "request": request_id(self.sessions[self.key(session)], n, run.asked + number),
                     "kind": call.asks,
                     "call_id": call.id,
-                    "node": name_of(call.path),
-                    "path": call.path,
+                    **place(call.path),
                     "prompt": f"May I, {call.id}?",
                     "digest": "d1" if call.asks == "approval" else "",
                     **fields,

@@ -47,6 +47,7 @@ from turnstream.session.events import (
     Usage,
     Window,
 )
+from turnstream.session.paths import is_within
 from turnstream.session.state import (
     WITHDRAWN,
     Call,
@@ -66,7 +67,6 @@ from turnstream.session.state import (
     call_digest,
     clock_stands,
     has_edge,
-    is_within,
     request_id,
     said,
 )

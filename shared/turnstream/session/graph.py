@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from turnstream.session.paths import name_of
 from turnstream.session.state import Visit
 
 Kind = Literal["input", "llm", "tool", "mcp", "router", "guardrail", "human", "agent", "map", "loop", "output"]
@@ -59,7 +60,7 @@ class Graph(msgspec.Struct, frozen=True):
             graph = _named(graph, part.partition("[")[0]).graph
         return _named(graph, name_of(path))
 
-    def around(self, path: str) -> "Graph":
+    def holding(self, path: str) -> "Graph":
         """The graph that the node at this path is one of. Raises `LookupError`."""
         outer = path.rpartition(".")[0]
         graph = self.node(outer.rpartition("[")[0]).graph if outer else self
@@ -80,16 +81,6 @@ def _named(graph: Graph | None, name: str) -> Node:
         if node.id == name:
             return node
     raise LookupError(name)
-
-
-def name_of(path: str) -> str:
-    """The node's own name."""
-    return path.rpartition(".")[2]
-
-
-def outer_of(path: str) -> str:
-    """What stands before the names of all nodes of the same graph: `each[3].`, or nothing."""
-    return path[: len(path) - len(name_of(path))]
 
 
 class Walk:

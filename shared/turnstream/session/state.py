@@ -9,7 +9,6 @@ For whoever edits this: the table of edges below is the only place that says whi
 the README is checked against it.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
@@ -36,6 +35,7 @@ from turnstream.session.events import (
     Wake,
     Window,
 )
+from turnstream.session.paths import around
 from turnstream.session.policy import Policy, resolve
 from turnstream.session.recent import Recent
 from turnstream.session.turns import Turn, Turns
@@ -86,9 +86,6 @@ TERMINAL = frozenset(
     event for edges in EDGES.values() for event, statuses in edges.items() if any(not EDGES[to] for to in statuses)
 )
 """Events that end the run that they are about."""
-
-
-_INSIDE = re.compile(r"\[([0-9]+)\]\.")
 
 
 def has_edge(status: RunStatus, event: str, to: RunStatus) -> bool:
@@ -178,17 +175,6 @@ class Visit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     misfits: int = 0
     port: str = ""
     seq: int = 0
-
-
-def is_within(path: str, node: str) -> bool:
-    """Whether this is the path of the node, or of one in the graph inside of it."""
-    return path == node or path.startswith(f"{node}[")
-
-
-def around(path: str) -> dict[str, int]:
-    """The nodes in whose graphs the node at this path is, the outermost first, and of each the element, or the
-    iteration: of `each[3].again[0].draft`, `each` 3 and `each[3].again` 0."""
-    return {path[: inside.start()]: int(inside[1]) for inside in _INSIDE.finditer(path)}
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):

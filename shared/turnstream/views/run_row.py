@@ -49,7 +49,8 @@ from turnstream.session.events import (
     Usage,
     Wake,
 )
-from turnstream.session.state import Run, Session, is_within
+from turnstream.session.paths import is_within
+from turnstream.session.state import Run, Session
 
 BY_DELETION = "session_deleted"
 """Why a run is cancelled that ends with its session."""

@@ -24,8 +24,9 @@ from turnstream.session.events import (
     ToolStatus,
     Usage,
 )
-from turnstream.session.graph import ERR, name_of
-from turnstream.session.state import Run, is_within
+from turnstream.session.graph import ERR
+from turnstream.session.paths import is_within, name_of
+from turnstream.session.state import Run
 from turnstream.views import requests, run_row, runs, session_row, sessions
 from turnstream.views.database import Database, Reader
 from turnstream.views.rows import Values, text
