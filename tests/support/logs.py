@@ -232,13 +232,13 @@ class Log:
         run = self._run(session, n)
         call = run.call(call_id)
         path = call.path if call else ""
-        place = {"run": n, "attempt": run.attempt, "call_id": call_id, **place(path)}
-        self.report(session, ToolReturned(**{**place, "status": "ok", "output": output, **fields}))  # pyright: ignore
+        where = {"run": n, "attempt": run.attempt, "call_id": call_id, **place(path)}
+        self.report(session, ToolReturned(**{**where, "status": "ok", "output": output, **fields}))  # pyright: ignore
 
     def finish(self, session: str, n: int, path: str, port: str = "out", **fields: object) -> None:
         """The end of a node of a graph."""
-        place = {"run": n, "attempt": self._run(session, n).attempt, **place(path)}
-        self.report(session, NodeFinished(**{**place, "port": port, **fields}))  # pyright: ignore
+        where = {"run": n, "attempt": self._run(session, n).attempt, **place(path)}
+        self.report(session, NodeFinished(**{**where, "port": port, **fields}))  # pyright: ignore
 
     def ask(self, session: str, n: int, **fields: object) -> None:
         """Asks for everything that the run's open calls need, and waits."""
