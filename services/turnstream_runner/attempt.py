@@ -72,9 +72,7 @@ class Attempt:
         """By the node's name."""
         self._speech = equipment.live.speak(ledger.key, run.n, number)
         self._delegation = Delegation(equipment, ledger)
-        self._nodes = (
-            Nodes(ledger, equipment.blobs, role, run.n, number, asks=self._asks_of_node) if role.graph else None
-        )
+        self._nodes = Nodes(ledger, equipment.blobs, role, run, number, asks=self._asks_of_node) if role.graph else None
         self._by_person = run.trigger == "action"
         """Whoever calls the tool himself need not be asked."""
         self._draining = False
