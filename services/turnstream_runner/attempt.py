@@ -139,16 +139,14 @@ class Attempt:
         return await self._graph.said(effect, fact) if effect.path and isinstance(fact, RunEnded) else fact
 
     async def run_node(self, effect: RunNode) -> RunFact:
-        fact = await self._graph.run(effect)
+        fact, room = await self._graph.run(effect), self._equipment.room
         match fact:
             case NodeFinished():
-                return await self._equipment.room.for_result(fact, self.put(_name(effect.attempt, effect.key)))
-            case NodeStarted():
-                try:
-                    return self._equipment.room.for_node(fact)
-                except ValueError as fault:
-                    return self._graph.failed(effect.path, str(fault))
-            case RunEnded():
+                return await room.for_result(fact, self.put(_name(effect.attempt, effect.key)))
+            case NodeStarted(call=ToolCall() as call) if not room.takes(call.arguments):
+                size = len(call.arguments.encode())
+                return self._graph.failed(effect.path, f"the arguments have {size} bytes, which is too much")
+            case NodeStarted() | RunEnded():
                 return fact
 
     def _offer(self, path: str) -> Offer:

@@ -20,7 +20,6 @@ from turnstream.session.events import (
     MessageWithdrawn,
     ModelReplied,
     NodeFinished,
-    NodeStarted,
     Opens,
     Parent,
     Part,
@@ -33,7 +32,7 @@ from turnstream.session.paths import name_of, place
 from turnstream.session.plan import Detach, Return, StartChild
 from turnstream.session.state import Child, Run, Session
 from turnstream_runner.equipment import Equipment
-from turnstream_runner.ledger import Ledger, persist
+from turnstream_runner.ledger import Asking, Ledger, calls_of, persist
 from turnstream_runner.orders import Order, order_of
 from turnstream_runner.results import Came, Result, result
 
@@ -216,9 +215,9 @@ class Delegation:
         since = run.requested_seq if run else self._ledger.session.before_end(child.run)
         for recorded in reversed(await self._ledger.events(since)):
             data = recorded.event.data
-            if isinstance(data, ModelReplied | NodeStarted) and data.run == child.run:
-                for call in data.tool_calls if isinstance(data, ModelReplied) else (data.call,):
-                    if call and call.id == child.call_id:
+            if isinstance(data, Asking) and data.run == child.run:
+                for call in calls_of(data):
+                    if call.id == child.call_id:
                         return order_of(call)
         return None
 

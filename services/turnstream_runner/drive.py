@@ -573,16 +573,13 @@ class Drive:
     async def _discard(self, fact: RunFact) -> None:
         """Leaves nothing of a fact that is not stored behind a deleted session: whoever removes that may be done."""
         match fact:
-            case ToolReturned(blob=Blob() as blob) | NodeFinished(blob=Blob() as blob) if self._session.deleted:
-                await self._remove(blob)
-            case RunEnded(blob=Blob() as blob) if self._session.deleted:
-                await self._remove(blob)
+            case (
+                ToolReturned(blob=Blob() as blob) | NodeFinished(blob=Blob() as blob) | RunEnded(blob=Blob() as blob)
+            ) if self._session.deleted:
+                name = blob.name.removeprefix(f"{self.key}/")
+                await persist(lambda: self._equipment.blobs.remove(self.key, name))
             case _:
                 pass
-
-    async def _remove(self, blob: Blob) -> None:
-        name = blob.name.removeprefix(f"{self.key}/")
-        await persist(lambda: self._equipment.blobs.remove(self.key, name))
 
     def _count(self, run: Run, ended: RunEnded) -> None:
         metrics.turns.labels(outcome=ended.status).inc()

@@ -48,7 +48,8 @@ TELL: Final = 30
 """Attempts between two warnings that it is not reached."""
 
 
-_Asking = ModelReplied | NodeStarted | RunRequested
+Asking = ModelReplied | NodeStarted | RunRequested
+"""What asks for calls: a model, a node that is one, or a person who does it by himself."""
 
 
 class Undrivable(Exception):
@@ -70,7 +71,7 @@ class Ledger:
         self._events: list[Recorded] | None = None
         """The newest events without a gap, up to the last one that is known; None: not at hand."""
         self._requests: dict[int, Event] = {}
-        self._asking: dict[int, _Asking] = {}
+        self._asking: dict[int, Asking] = {}
         """What asks for calls, by sequence."""
         self._refused: dict[str, int] = {}
         self._watch: asyncio.Task[None] | None = None
@@ -179,7 +180,7 @@ class Ledger:
             data = (await self.at(call.seq)).event.data
             assert isinstance(data, ModelReplied | NodeStarted | RunRequested)
             self._asking[call.seq] = data
-        return next(asked for asked in _calls(data) if asked.id == call.id)
+        return next(asked for asked in calls_of(data) if asked.id == call.id)
 
     async def ask(self, run: int, call: Call) -> Ask:
         """What was asked for this call."""
@@ -248,7 +249,7 @@ class Ledger:
                 self._events = None  # they do not show what the session knows
 
 
-def _calls(data: _Asking) -> tuple[ToolCall, ...]:
+def calls_of(data: Asking) -> tuple[ToolCall, ...]:
     match data:
         case ModelReplied():
             return data.tool_calls

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from turnstream.session.events import Blob, ModelReplied, NodeFinished, NodeStarted, RunEnded
+from turnstream.session.events import Blob, ModelReplied, NodeFinished, RunEnded
 from turnstream_runner.results import Result
 from turnstream_runner.unicode import fit
 
@@ -42,11 +42,9 @@ class Room:
             return msgspec.structs.replace(fact, reasoning=cut(fit(fact.reasoning), self._bytes // 4))
         return fact
 
-    def for_node(self, fact: NodeStarted) -> NodeStarted:
-        """Raises `ValueError` for a call whose arguments are too much: half of them say something else."""
-        if fact.call and not fits(fact.call.arguments, self._bytes // 2):
-            raise ValueError(f"the arguments have {len(fact.call.arguments.encode())} bytes, which is too much")
-        return fact
+    def takes(self, arguments: str) -> bool:
+        """Whether an event has room for a node's own call. Cut, it would be another one."""
+        return fits(arguments, self._bytes // 2)
 
     async def for_end(self, fact: RunEnded, put: Put) -> RunEnded:
         content, blob = await self._whole(fact.content, put)
