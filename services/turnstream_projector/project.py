@@ -23,9 +23,10 @@ LOOK: Final = 2.0
 """Seconds between two looks at whether the views are still there."""
 STANDBY: Final = 1.0
 """Seconds without a move of the checkpoint after which a projector that stands by tries again."""
-LINGER: Final = 0.01
-"""Seconds that events are gathered in: an instant turn is one transaction then instead of three, and is over before its
-views are written; and of turns that follow one on the other, several are."""
+LINGER: Final = 0.05
+"""Seconds that events are gathered in at most, for as long as they follow closely: an instant turn is one transaction
+then instead of three, and is over before its views are written; and so are several turns that follow one on the
+other."""
 _RETRY: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 """Seconds before the database is tried again; the last one repeats."""
 

@@ -77,7 +77,7 @@ class Dispatch:
                 elif asked := self._asked(delivery):
                     self._carrying[delivery.seq] = asyncio.create_task(self._carry(delivery, asked))
                 else:
-                    await self._done(delivery)
+                    delivery.ack()
                     self._pull.release()
 
     async def close(self, grace: float = 1.0) -> None:
@@ -143,7 +143,7 @@ class Dispatch:
                 for what in asked.others:
                     if (key, what) not in self._held and (key, what) not in self._stored:  # asked for anew since
                         await _until_stored(seq, partial(self._timers.drop, key, what))
-            await self._done(delivery)
+            delivery.ack()
         finally:
             del self._carrying[seq]
 
@@ -153,12 +153,6 @@ class Dispatch:
         self._stored[key, due.what] = None
         if len(self._stored) > TIMERS:
             del self._stored[next(iter(self._stored))]
-
-    async def _done(self, delivery: Delivery) -> None:
-        try:
-            await delivery.ack()
-        except BrokerFault as fault:
-            log.warning("an event could not be acknowledged and comes again", seq=delivery.seq, error=fault)
 
 
 async def _until_stored(seq: int, store: Callable[[], Awaitable[None]]) -> None:

@@ -162,7 +162,7 @@ class Runner:
         with suppress(BrokerFault):
             match outcome:
                 case Outcome.DONE if not lease.doubtful:
-                    await lease.delivery.ack()
+                    lease.delivery.ack()
                 case Outcome.DONE | Outcome.FENCED:
                     pass  # the wake-up may be another's by now
                 case Outcome.HELD:

@@ -173,7 +173,7 @@ async def test_a_consumers_changed_setting_is_applied_and_its_place_is_kept(brok
         await broker.request("s.1", b"%d" % n)
     pull = Pull(broker, consumer, slots=1)
     (first,) = await anext(pull)
-    await first.ack()
+    first.ack()
     await pull.close()
     changed = Consumer(stream="S", name="c", ack_wait=9, max_ack_pending=-1, filters=("s.1",), headers_only=True)
     await ensure_consumer(broker, changed)

@@ -109,13 +109,13 @@ async def test_nak_comes_again_later_term_never_progress_holds_on(bed: Bed):
     (repeat,) = repeats.result()
     assert (int(repeat.data), repeat.delivery) == (1, 2)
     assert time.monotonic() - asked >= 0.29
-    await repeat.ack()
+    repeat.ack()
     await held.nak()
     (repeat,) = await anext(pull)
     assert (int(repeat.data), repeat.delivery) == (3, 2)
     (lapsed,) = await anext(pull)
     assert (int(lapsed.data), lapsed.delivery) == (3, 3), "ack_wait is over: it comes again"
-    await lapsed.ack()
+    lapsed.ack()
     await pull.close()
 
 
@@ -128,7 +128,7 @@ class TestSlots:
             held += await anext(pull)
         waiting = asyncio.create_task(anext(pull))
         assert (await bed.info())["num_ack_pending"] == 3
-        await held[0].ack()
+        held[0].ack()
         await bed.publish(10)
         assert not waiting.done(), "an ack frees no slot"
         pull.release()
@@ -150,7 +150,7 @@ class TestSlots:
         async def work(delivery: Delivery) -> None:
             for _ in range(delivery.seq % 5):
                 await asyncio.sleep(0)
-            await delivery.ack()
+            delivery.ack()
             done.append(int(delivery.data))
             pull.release()
 
@@ -185,7 +185,7 @@ class TestSlots:
             await bed.publish(body)
             (delivery,) = await waiting
             assert int(delivery.data) == body
-            await delivery.ack()
+            delivery.ack()
             pull.release()
         assert pull.restarts == 0
         await pull.close()
@@ -218,7 +218,7 @@ async def test_a_cancelled_reader_loses_nothing(bed: Bed):
         try:
             for delivery in await reading:
                 seen.append(int(delivery.data))
-                await delivery.ack()
+                delivery.ack()
                 pull.release()
         except asyncio.CancelledError:
             continue

@@ -83,7 +83,7 @@ async def queued(broker: Broker, queue: str = "default") -> list[Delivery]:
     async def take() -> None:
         async for deliveries in pull:
             for delivery in deliveries:
-                await delivery.ack()
+                delivery.ack()
                 found.append(delivery)
 
     task = asyncio.create_task(take())

@@ -69,7 +69,7 @@ async def test_a_wake_up_is_repeated_only_without_a_message_id(
     work = Work(nats)
     await work.wake(account, key, 1, message_id=f"{account}-1")
     await eventually(lambda: woken)
-    await woken[0].ack()
+    woken[0].ack()
     await eventually(lambda: _gone(work, woken[0].seq, key))
     await work.wake(account, key, 1, message_id=f"{account}-1")
     await work.wake(account, key, 2)
@@ -96,7 +96,7 @@ async def test_a_wake_up_exists_until_it_is_acknowledged(
     assert await work.exists(seq, key)
     assert not await work.exists(seq, SessionKey(account, "s2")), "numbered anew, it would be another's"
     assert not await work.exists(seq + 1_000_000, key)
-    await woken[0].ack()
+    woken[0].ack()
     await eventually(lambda: _gone(work, seq, key))
 
 

@@ -74,7 +74,7 @@ class Reader:
             self.seen += deliveries
             if self.ack:
                 for delivery in deliveries:
-                    await delivery.ack()
+                    delivery.ack()
 
     @property
     def bodies(self) -> list[int]:

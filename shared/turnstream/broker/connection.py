@@ -135,6 +135,12 @@ class Broker:
         except Error as error:
             raise BrokerClosed(subject) if self._closed else BrokerTimeout(subject, str(error)) from error
 
+    def mention(self, subject: str, payload: bytes = b"") -> None:
+        """Publishes in a moment, where nobody waits for it; while the connection is away, not at all."""
+        assert isinstance(self.nc, TenaciousClient)
+        if self.nc.is_connected:
+            self.nc.mention(subject, payload)
+
     async def listen(self, subject: str, hear: Callable[[Msg], None]) -> Listening:
         """The same at once, as each message is read from the socket: `hear` has to be quick."""
         assert isinstance(self.nc, TenaciousClient)

@@ -33,9 +33,9 @@ class Delivery:
     def __repr__(self) -> str:
         return f"<Delivery {self.subject} seq={self.seq} delivery={self.delivery}>"
 
-    async def ack(self) -> None:
+    def ack(self) -> None:
         """It is dealt with. Nobody says that the server has heard it: whoever acks must bear a redelivery."""
-        await self._say(b"")
+        self._broker.mention(self._reply)
 
     async def nak(self, delay: float | None = None) -> None:
         """Deliver it again, at once or in `delay` seconds."""

@@ -63,7 +63,8 @@ class Pull(Puller):
 class OrderedPull(Puller):
     """A stream's messages after sequence `after`, each once and in order, through an ephemeral consumer without acks.
 
-    A reader also gets what comes within `linger` seconds, unless a whole `batch` is there: fewer, larger batches.
+    A reader also gets what comes within `linger` seconds, until nothing comes for a tenth of that or a whole `batch` is
+    there: fewer, larger batches.
     `headers_only`: without what the messages say, whose size is then in the header `Nats-Msg-Size`.
 
     Iterating raises `StreamBehind` where the stream ends before `after`.

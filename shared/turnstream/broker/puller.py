@@ -39,6 +39,8 @@ _RETRY: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 _CALM: Final = 10.0
 """Seconds after a start from which the next one is not a repetition, and need not wait."""
+_MOMENT: Final = 0.1
+"""Of the time that a reader lingers at most: as long as that nothing must have come."""
 _SURE: Final = 5
 """How often a stream must look too short before it is believed: a new leader may not know its end at once."""
 
@@ -82,8 +84,8 @@ class Puller:
         return self
 
     async def __anext__(self) -> list[Delivery]:
-        """Everything that has arrived, at least one delivery; where that is less than half of what there is room for,
-        also what comes within `linger`. Ends after `close`. One reader at a time."""
+        """Everything that has arrived, at least one delivery, and what comes while it lingers. Ends after `close`. One
+        reader at a time."""
         if self._subscription is None and self._restarting is None and self._failure is None:
             self._restart("start")
         while not self._ready:
@@ -98,14 +100,22 @@ class Puller:
                 await waiter
             finally:
                 self._waiter = None
-        if self._linger and self._room() * 2 > self._room_after_taking():
-            await asyncio.sleep(self._linger)
+        if self._linger:
+            await self._gather()
         # Before the deliveries leave their place, so that a reader that is cancelled here finds them again.
         await self._fill(self._room_after_taking())
         ready, self._ready = self._ready, []
         self._take(len(ready))
         self._broker.clock.observe(ready[-1].time)
         return ready
+
+    async def _gather(self) -> None:
+        """Until nothing comes for a moment, or half of what there is room for is taken."""
+        end = self._loop.time() + self._linger
+        before = 0
+        while before < len(self._ready) and self._room() * 2 > self._room_after_taking() and self._loop.time() < end:
+            before = len(self._ready)
+            await asyncio.sleep(self._linger * _MOMENT)
 
     async def close(self) -> None:
         """Ends the iteration. What was delivered and not acked comes again after the consumer's `ack_wait`."""

@@ -35,6 +35,8 @@ _CROWD: Final = 3
 was a tenth of a turn's CPU time where many run at once (2026-12, tests/bench/bench_turns.py)."""
 _UNSENT: Final = 64 * 1024
 """Bytes that the socket has not taken yet, above which it is waited for."""
+SOON: Final = 0.002
+"""Seconds that what is in no hurry waits for something else to go to the socket with."""
 _GOODBYE: Final = 2.0
 """Seconds that closing waits for the server to take what is buffered."""
 
@@ -51,6 +53,15 @@ class TenaciousClient(Client):
         self._turn: asyncio.Handle | None = None
         """What ends this turn of the loop, where something was said in it."""
         self._crowded = False
+        self._soon: list[bytes] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def mention(self, subject: str, payload: bytes) -> None:
+        """Publishes in a moment, with whatever else is said by then: a system call less. A connection that is lost by
+        then takes it along."""
+        self._soon.append(f"PUB {subject} {len(payload)}\r\n".encode() + payload + b"\r\n")
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SOON, self._say_soon)
 
     async def listen(self, subject: str, hear: Callable[[Msg], None]) -> "Listening":
         """Calls back for each message as it is read, before anything else is done: `hear` has to be quick. A message
@@ -122,6 +133,7 @@ class TenaciousClient(Client):
 
     async def _attempt_reconnect(self) -> None:
         self.abort()
+        self._soon.clear()
         while True:
             try:
                 return await super()._attempt_reconnect()
@@ -149,6 +161,21 @@ class TenaciousClient(Client):
         """`said`: how many commands went to the socket in this turn."""
         self._turn = None
         self._crowded = said + len(self._pending) >= _CROWD
+        self._give_or_wait()
+
+    def _say_soon(self) -> None:
+        self._timer = None
+        if self._soon and self.is_connected:
+            self._take_soon()
+            self._give_or_wait()
+
+    def _take_soon(self) -> None:
+        self._pending += self._soon
+        self._pending_data_size += sum([len(command) for command in self._soon])
+        self._soon.clear()
+
+    def _give_or_wait(self) -> None:
+        """Where the socket takes nothing now, nats-py's task waits for it."""
         queue = self._flush_queue
         with suppress(RuntimeError):
             if self._pending and not self._give() and self.is_connected and queue is not None and queue.empty():
@@ -160,6 +187,7 @@ class TenaciousClient(Client):
             return False
         if writer.transport.get_write_buffer_size() > _UNSENT:
             return False
+        self._take_soon()
         writer.writelines(self._pending)
         self._pending, self._pending_data_size = [], 0
         return True
@@ -183,6 +211,7 @@ class TenaciousClient(Client):
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
         """Where the socket is lost nothing can be sent any more; nats-py tries, fails and leaves its tasks behind."""
+        self._take_soon()
         try:
             await super()._close(status, do_cbs)
         except (Error, OSError, RuntimeError):
@@ -191,6 +220,8 @@ class TenaciousClient(Client):
             if (task := asyncio.current_task()) and task.cancelling():
                 raise
         finally:
+            if self._timer:
+                self._timer.cancel()
             for subscription in self._subs.values():
                 if waiting := subscription._wait_for_msgs_task:  # pyright: ignore[reportPrivateUsage]
                     waiting.cancel()

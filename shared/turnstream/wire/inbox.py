@@ -157,7 +157,7 @@ class Inbox:
             await self._refuse(letter, Refused("internal_error", type(error).__name__))
         if delivery.pending < CALM:
             await erase_message(self._broker, subjects.INBOX, delivery.seq)
-        await delivery.ack()
+        delivery.ack()
 
     async def _refuse(self, letter: Letter, refused: Refused) -> None:
         """Returns when the message is stored with the reason; cut, where it leaves no room for that or is not to be
