@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import nats
@@ -185,12 +186,10 @@ async def _throughput(running: Running, ends: Ends, rounds: int) -> Figure:
 
 
 async def _latency(running: Running, ends: Ends, rounds: int) -> Figure:
-    """One turn after the other ÷ one publish after the other. Besides: the same where each of them comes after a pause
-    in which what was before it is done."""
+    """One turn after the other ÷ one publish after the other, each round in a session of its own. Besides: the same
+    where each of them comes after a pause in which what was before it is done."""
     js = running.nc.jetstream()
     http = Http(running.port)
-    await http.post("/v1/sessions", b'{"id":"idle"}')
-    await one_turn(running, ends, http, "idle")
 
     async def seconds(count: int, once: Callable[[], Awaitable[object]], pause: float) -> float:
         taken: list[float] = []
@@ -205,10 +204,13 @@ async def _latency(running: Running, ends: Ends, rounds: int) -> Figure:
     ratios: dict[float, list[float]] = {0: [], PAUSE: []}
     turns: list[float] = []
     publishes: list[float] = []
-    for _ in range(rounds):
+    for number in range(rounds):
         for pause, found in ratios.items():
+            session = f"{'paused' if pause else 'idle'}-{number}"
+            await http.post("/v1/sessions", json.dumps({"id": session}).encode())
+            await one_turn(running, ends, http, session)
             publish = await seconds(300, lambda: js.publish("baseline.x", PAYLOAD), pause)
-            turn = await seconds(100, lambda: one_turn(running, ends, http, "idle"), pause)
+            turn = await seconds(100, partial(one_turn, running, ends, http, session), pause)
             found.append(turn / publish)
             if not pause:
                 turns.append(turn * 1000)
