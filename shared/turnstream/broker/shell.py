@@ -59,6 +59,8 @@ class TenaciousClient(Client):
     def mention(self, subject: str, payload: bytes) -> None:
         """Publishes in a moment, with whatever else is said by then: a system call less. A connection that is lost by
         then takes it along."""
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += len(payload)
         self._soon.append(f"PUB {subject} {len(payload)}\r\n".encode() + payload + b"\r\n")
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SOON, self._say_soon)
