@@ -1,6 +1,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin
+JOBS ?= logical
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -22,11 +23,11 @@ check: setup ## style, types, floors of the architecture
 	$(RUN)/pyright --pythonpath $(RUN)/python
 	$(RUN)/lint-imports
 
-test: setup ## the tests, without the slow ones
-	$(RUN)/python -m pytest -m 'not slow' $(ARGS)
+test: setup ## the tests, without the slow ones; JOBS=<n> at once, else one for each processor
+	$(RUN)/python -m pytest -m 'not slow' -n $(JOBS) --dist loadfile $(ARGS)
 
 test-all: setup ## every test
-	$(RUN)/python -m pytest $(ARGS)
+	$(RUN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 soak: setup ## everything at once, at random, for FOR seconds (600)
 	SOAK=$(or $(FOR),600) $(RUN)/python -m pytest tests/system/test_race.py $(ARGS)

@@ -9,8 +9,6 @@ from typing import Any
 from cyclopts import App, CycloptsError
 from rich.console import Console
 
-from turnstream.settings import SettingsError
-from turnstream_cli import agents, asked, delete, demo, fork, look, serve, talk, tend, within
 from turnstream_cli.exits import CommandError, Exit
 
 HELP = """Event-sourced sessions and runs for AI agents.
@@ -22,33 +20,35 @@ TALK = "Talk (any running Turnstream, --url)"
 LOOK = "Look (any running Turnstream, --url)"
 
 
+COMMANDS = {
+    "Start": ("serve:dev", "demo:demo", "serve:api", "serve:runner", "serve:projector"),
+    TALK: (
+        "within:open_",
+        "talk:send",
+        "talk:act",
+        "talk:tail",
+        "talk:stop",
+        "talk:retry",
+        "within:withdraw",
+        "fork:fork",
+        "delete:delete",
+        "asked:requests",
+        "asked:answer",
+        "asked:approve",
+        "asked:deny",
+    ),
+    LOOK: ("look:sessions", "within:history", "within:queue", "look:runs", "look:steps", "look:ops"),
+    "Agents": ("agents:agents",),
+    "Tend": ("tend:rebuild", "tend:fsck", "tend:config", "tend:keys"),
+}
+"""By group: module and function, or app, of each command. What is not asked for is not imported."""
+
+
 def build() -> App:
     app = App(name="turnstream", help=HELP, version=version("turnstream"))
-    for group, commands in {
-        "Start": (serve.dev, demo.demo, serve.api, serve.runner, serve.projector),
-        TALK: (
-            within.open_,
-            talk.send,
-            talk.act,
-            talk.tail,
-            talk.stop,
-            talk.retry,
-            within.withdraw,
-            fork.fork,
-            delete.delete,
-            asked.requests,
-            asked.answer,
-            asked.approve,
-            asked.deny,
-        ),
-        LOOK: (look.sessions, within.history, within.queue, look.steps, look.ops),
-        "Tend": (tend.rebuild, tend.fsck, tend.config),
-    }.items():
+    for group, commands in COMMANDS.items():
         for command in commands:
-            app.command(command, group=group)
-    for sub, group in ((look.runs, LOOK), (agents.agents, "Agents"), (tend.keys, "Tend")):
-        sub.group = group
-        app.command(sub)
+            app.command(f"turnstream_cli.{command}", group=group)
     return app
 
 
@@ -62,8 +62,6 @@ def main(tokens: list[str] | None = None) -> int:
         return result if isinstance(result, int) else Exit.OK
     except CycloptsError:
         return Exit.USAGE
-    except SettingsError as error:
-        return _fail(errors, str(error), Exit.USAGE)
     except CommandError as error:
         return _fail(errors, str(error), error.code)
     except KeyboardInterrupt:
@@ -79,6 +77,7 @@ def main(tokens: list[str] | None = None) -> int:
 
 
 _FAILURES = (
+    ("turnstream.settings", "SettingsError", "", Exit.USAGE),
     ("turnstream.broker.errors", "BrokerFault", "the NATS server: ", Exit.UNREACHABLE),
     ("turnstream.log.base", "LogError", "the log: ", Exit.UNREACHABLE),
     ("turnstream.views.database", "ViewsError", "the views' database: ", Exit.UNREACHABLE),

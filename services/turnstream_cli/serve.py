@@ -11,7 +11,6 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from turnstream import settings as settings_file
-from turnstream.agents.examples import EXAMPLES
 from turnstream.settings import Settings
 from turnstream.telemetry import configure, log
 from turnstream_cli.exits import CommandError, Exit
@@ -119,6 +118,8 @@ def with_examples(settings: Settings) -> Settings:
     """With agents to try, where the settings name none."""
     if settings.agents_dir or settings.modules:
         return settings
+    from turnstream.agents.examples import EXAMPLES
+
     return settings.model_copy(update={"agents_dir": EXAMPLES})
 
 

@@ -54,6 +54,7 @@ from turnstream_runner.tools.registry import Tools
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 Script = Callable[[ModelRequest], AsyncGenerator[Item, None]]
+SETTINGS = Settings()
 
 
 class CountingLog(MemoryLog):
@@ -464,7 +465,7 @@ class World:
             snapshots=Snapshotter(self.log, snapshots) if snapshots else None,
         )
         specs = {agent.name: msgspec.convert(agent.pinned(), Spec) for agent in self.agents}
-        roster = Roster(self.agents, specs, Settings())
+        roster = Roster(self.agents, specs, SETTINGS)
         equipment: Any = Equipment(
             runner=f"r{n}",
             sessions=sessions,

@@ -13,14 +13,15 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-import cel
 import msgspec
-from cel import stdlib
 
 from turnstream.agents.terms import not_json
 from turnstream.agents.weight import weight_of
+
+if TYPE_CHECKING:  # only who has an expression imports it: a tenth of a second goes to a command line it brings along
+    import cel
 
 EXPRESSION_MAX: Final = 1000
 """Characters."""
@@ -59,7 +60,7 @@ class Expression(msgspec.Struct, frozen=True):
     """One that can be carried out. `names`: which of `NAMES` it uses; `nodes`: the ids of the nodes that it names,
     `needs_all`: it uses `nodes` otherwise too."""
 
-    program: cel.Program
+    program: "cel.Program"
     names: frozenset[str]
     nodes: frozenset[str]
     needs_all: bool
@@ -112,6 +113,9 @@ def holds(expression: Expression, scope: Mapping[str, object]) -> bool:
 
 def value(expression: Expression, scope: Mapping[str, object]) -> object:
     """What it comes to, as JSON has it. Raises `ExpressionError`."""
+    import cel
+    from cel import stdlib
+
     meter = _Meter()
     context = cel.Context(
         variables=expression.given(scope),
@@ -181,7 +185,9 @@ class _Meter:
         self.fault = self.fault or f"{name}: there is none of {given}"
 
 
-def _compile(text: str) -> cel.Program:
+def _compile(text: str) -> "cel.Program":
+    import cel
+
     try:
         return cel.compile(text)
     except ValueError as error:
