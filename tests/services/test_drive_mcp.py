@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -20,6 +21,7 @@ from turnstream.session.events import RunEnded, Spec, ToolCall, ToolReturned, To
 from turnstream.settings import Settings
 from turnstream.specs import specs_of, tools_of
 from turnstream_runner.mcp import offer
+from turnstream_runner.mcp import servers as connections
 from turnstream_runner.mcp.servers import Place, Servers, place
 from turnstream_runner.models.port import Item, ModelRequest, Reply
 from turnstream_runner.roles import Roles
@@ -143,24 +145,32 @@ async def test_a_server_that_hangs_does_not_hold_up_the_run(
     assert (await stage.end()).content == "hello"
 
 
-async def test_a_server_that_is_there_later_is_offered_from_then_on(stage: Stage, servers: Servers, web: Web) -> None:
+async def test_a_server_that_is_there_later_is_offered_from_then_on(
+    stage: Stage, servers: Servers, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "AGAIN", 0.2)
     await web.start()
     web.kill()
+    server = web.server(tools=["add"])
+
+    def has_news() -> bool:
+        """The runner has found the server, or may look for it again."""
+        _, connection = servers._there.get(at(server).key, (None, None))
+        trouble = servers._trouble.get(at(server).key)
+        return connection.is_open if connection else not trouble or trouble.until < asyncio.get_running_loop().time()
 
     async def looks_until_it_is_there(request: ModelRequest) -> AsyncGenerator[Item, None]:
+        if offered(request) != ["look"]:
+            yield Reply(text=f"has {len(offered(request))}")
+            return
         if not web.running:
             await web.start()
-        if offered(request) == ["look"]:
-            await asyncio.sleep(0.1)
-            yield Reply(tool_calls=(ToolCall(id="", name="look", arguments="{}"),), finish="tool_calls")
-        else:
-            yield Reply(text=f"has {len(offered(request))}")
+        await eventually(has_news, 30)
+        yield Reply(tool_calls=(ToolCall(id="", name="look", arguments="{}"),), finish="tool_calls")
 
-    limits = {"max_same_calls": 100, "max_steps": 100, "max_model_calls": 100, "max_tool_calls": 100}
-    agent = {"tools": [look], "mcp": {"srv": web.server(tools=["add"])}, "limits": limits}
-    actor = await stage.actor(looks_until_it_is_there, servers=servers, **agent)
+    actor = await stage.actor(looks_until_it_is_there, servers=servers, tools=[look], mcp={"srv": server})
     await stage.say()
-    assert (await stage.end(timeout=30)).content == "has 2"
+    assert (await stage.end(timeout=60)).content == "has 2"
     assert "cannot be reached" in actor.models.requests[0].instructions
     assert "cannot be reached" not in actor.models.requests[-1].instructions
 
@@ -227,25 +237,24 @@ async def test_a_call_whose_server_is_gone_when_it_is_approved_is_an_error(
 SLOW = '{"seconds": 60, "name": "x"}'
 
 
-async def test_a_cancelled_run_cancels_its_call_at_once(stage: Stage, servers: Servers, notes: Notes) -> None:
+async def test_a_cancelled_run_cancels_its_call_within_a_second(stage: Stage, servers: Servers, notes: Notes) -> None:
     await stage.actor(asks_once(call("srv__slow", SLOW)), servers=servers, mcp={"srv": process()})
     await stage.say()
     await notes.until("begun x")
-    began = asyncio.get_running_loop().time()
     await stage.do(CancelRun(origin=stage.origin(), run=1))
-    await notes.until("cancelled x", timeout=4.0)
-    assert asyncio.get_running_loop().time() - began < 3.0, "a second, on a machine that has time"
+    stored = time.monotonic()
+    assert await notes.until("cancelled x") - stored < 1.0
     assert (await stage.end()).status == "cancelled"
 
 
 async def test_a_call_that_takes_longer_than_its_server_may_is_cancelled(
     stage: Stage, servers: Servers, notes: Notes
 ) -> None:
-    server = process(timeout=5)
+    server = process(timeout=2)
     await stage.actor(asks_once(call("srv__slow", SLOW)), servers=servers, mcp={"srv": server})
     await stage.say()
     result = await returned(stage)
-    assert (result.status, result.error) == ("error", "the tool took longer than 5 s and was given up")
+    assert (result.status, result.error) == ("error", "the tool took longer than 2 s and was given up")
     await notes.until("cancelled x")
 
 

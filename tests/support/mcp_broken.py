@@ -2,7 +2,7 @@
 
 `deaf` says nothing and ignores that it is told to go, `rubbish` says what is no message, `listless` never says which
 tools it has, `endless` says one endless message, `ended` ends at once, and `old` knows the protocol as it once was; so
-does `http <file>`, which gets the port. `NOTES` names a file that gets a line for whatever is done.
+does `http <file>`, which gets the port. `NOTES` names a file that gets a line for whatever is done, and when.
 """
 
 import json
@@ -19,7 +19,7 @@ TOOL = {"name": "add", "description": "", "inputSchema": {"type": "object"}}
 
 def note(line: str) -> None:
     with Path(os.environ["NOTES"]).open("a") as file:
-        file.write(f"{line}\n")
+        file.write(f"{time.monotonic()} {line}\n")
 
 
 def deaf() -> None:

@@ -1,14 +1,15 @@
 """A server of the MCP library, run as a process: `python mcp_server.py stdio`, or `http <file>`, which gets the port;
 further arguments of `http`: `stateless` and `json`.
 
-`NOTES` names a file that gets a line for whatever is done; `SECRET` is what `leak` tells; who asks over HTTP has to
-know the `KEY`.
+`NOTES` names a file that gets a line for whatever is done, and when; `SECRET` is what `leak` tells; who asks over HTTP
+has to know the `KEY`.
 """
 
 import asyncio
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from mcp.types import ResourceLink, TextContent
 def note(line: str) -> None:
     if path := os.environ.get("NOTES"):
         with Path(path).open("a") as file:
-            file.write(f"{line}\n")
+            file.write(f"{time.monotonic()} {line}\n")
 
 
 server = MCPServer("tests")

@@ -31,20 +31,30 @@ def broken(kind: str, **said: Any) -> McpServer:
 
 
 class Notes:
-    """What servers have noted, a line for each thing."""
+    """What servers have noted, a line for each thing, and when: by `time.monotonic`, which all processes share."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
+    def noted(self) -> list[tuple[float, str]]:
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        return [(float(time), line) for time, _, line in (whole.partition(" ") for whole in lines)]
+
+    @property
     def lines(self) -> list[str]:
-        return self.path.read_text().splitlines() if self.path.exists() else []
+        return [line for _, line in self.noted]
 
     def count(self, line: str) -> int:
         return self.lines.count(line)
 
-    async def until(self, line: str, count: int = 1, timeout: float = 20.0) -> None:
-        await eventually(lambda: self.count(line) >= count, timeout, what=f"{line!r} noted {count} times")
+    async def until(self, line: str, timeout: float = 20.0) -> float:
+        """When it was noted first."""
+
+        def times() -> list[float]:
+            return [time for time, noted in self.noted if noted == line]
+
+        return (await eventually(times, timeout, what=f"{line!r} is noted"))[0]
 
     @property
     def pids(self) -> list[int]:
