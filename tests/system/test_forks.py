@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 from tests.support.asking import NoAnswer, Speaker, events, insist, opened, outcome, say
-from tests.support.deployment import Deployment, plan
-from tests.support.nats import run_alone
+from tests.support.deployment import Deployment
+from tests.support.doomed import Ground, in_turn
+from tests.support.doomed import ground as laid_out
 from tests.support.waiting import eventually
 from tests.system.test_cli import Home, home
-from tests.system.test_crashes import Runners
 
-from turnstream.broker.server import NatsServer
 from turnstream.session.events import Blob
 from turnstream.wire.blobs import BlobLost, Blobs
 
@@ -23,7 +22,6 @@ __all__ = ["home"]
 
 LINES = 24
 """More forks than a small one has appends: each has a queue of its own."""
-AT_ONCE = 6
 HANG = "[hang]"
 QUESTION = '[tool conversation_ask_user {"question":"which one?"}]'
 
@@ -191,34 +189,22 @@ async def test_a62_what_lies_beside_the_log_survives_its_source_and_goes_with_th
 
 
 @pytest.fixture(scope="module")
-def lines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, Runners]]:
-    """An API and a projector, agents with a queue each, and what forks their runners."""
-    folder = tmp_path_factory.mktemp("forks")
-    agents = folder / "agents"
-    agents.mkdir()
-    for n in range(LINES):
-        (agents / f"line-{n}.toml").write_text(f'model = "demo"\nqueue = "line-{n}"\n')
-    shared: dict[str, object] = {"agents_dir": agents, "lease": 1.0, "event_max": 8192}
-    server = NatsServer(folder / "nats")
-    run_alone(server.start())
-    made = plan(folder, server, "api-1", "projector-1", **shared)
-    settings = {f"TURNSTREAM_{name.upper()}": str(value) for name, value in made["api-1"].settings.items()}
-    runners = Runners(folder, settings)
-    yield made, runners
-    runners.clean_up()
-    made.clean_up()
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    agents = {f"line-{n}.toml": f'model = "demo"\nqueue = "line-{n}"\n' for n in range(LINES)}
+    with laid_out(tmp_path_factory.mktemp("forks"), agents, "api-1", "projector-1", event_max=8192) as ground:
+        yield ground
 
 
 @pytest.fixture
-async def killing(lines: tuple[Deployment, Runners]) -> AsyncIterator[tuple[Deployment, Runners]]:
-    async with lines[0].entered():
-        yield lines
+async def ground(made: Ground) -> AsyncIterator[Ground]:
+    async with made.entered():
+        yield made
 
 
-async def made_whole(deployment: Deployment, runners: Runners, line: int, at: int) -> list[str]:
+async def made_whole(ground: Ground, line: int, at: int) -> list[str]:
     """A fork whose runner dies at this point, and is followed by one that lives; the points that there were."""
     queue, session = f"line-{line}", f"a62-{line}"
-    api = deployment.apis[0]
+    api, runners = ground.api, ground.runners
     await opened(api, session, agent=queue, policy={"on_busy": "queue"})
     first = runners.start(queue, 0)
     await say(api, session, f"echo {'x' * 6000}", wait=60)
@@ -237,21 +223,12 @@ async def made_whole(deployment: Deployment, runners: Runners, line: int, at: in
     return doomed.points
 
 
-async def test_a62_killed_at_any_append_a_fork_is_made_whole_by_the_next(
-    killing: tuple[Deployment, Runners],
-) -> None:
-    deployment, runners = killing
+async def test_a62_killed_at_any_append_a_fork_is_made_whole_by_the_next(ground: Ground) -> None:
     # What else that runner does is not of the fork: the turn that had not begun there goes on in the source.
-    points = [point for point in await made_whole(deployment, runners, 0, 0) if "model call" not in point]
+    points = [point for point in await made_whole(ground, 0, 0) if "model call" not in point]
     assert {"before a blob", "after a blob", "before session.forked", "after run.ended"} <= set(points)
-    slots = asyncio.Semaphore(AT_ONCE)
-
-    async def one(at: int) -> None:
-        async with slots:
-            await made_whole(deployment, runners, at, at)
-
-    await asyncio.gather(*(one(at) for at in range(1, min(len(points), LINES - 1) + 1)))
-    await deployment.check()
+    await in_turn(lambda at: made_whole(ground, at, at), range(1, min(len(points), LINES - 1) + 1))
+    await ground.deployment.check()
 
 
 @pytest.mark.slow

@@ -2,29 +2,24 @@
 over a restart of everything; one whose agent is saved anew meanwhile.
 """
 
-import asyncio
 import json
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.asking import NoAnswer, Speaker, events, insist, opened
-from tests.support.deployment import Deployment, plan
-from tests.support.doomed import Doomed, Runners
+from tests.support.asking import Speaker, events, insist
+from tests.support.doomed import Ground, Told, in_turn
+from tests.support.doomed import ground as laid_out
 from tests.support.nats import run_alone
 from tests.support.servers import Web
 from tests.support.waiting import eventually
-
-from turnstream.broker.server import NatsServer
 
 pytestmark = pytest.mark.system
 
 LINES = 130
 """More runs than there are points: each has a queue of its own."""
-AT_ONCE = 8
 ELEMENT = {
     "nodes": {
         "element": {"type": "input"},
@@ -85,7 +80,8 @@ GRAPH: dict[str, Any] = {
     ],
 }
 SAID = "a bc"
-ANSWER = "again returned again / 42 / yes / a bc by another / A BC-BC / a bc."
+ANSWERS = {"question": {"answer": "yes"}}
+OUTPUT = "again returned again / 42 / yes / a bc by another / A BC-BC / a bc."
 
 
 def agent(queue: str, server: str) -> dict[str, Any]:
@@ -99,139 +95,73 @@ def agent(queue: str, server: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, Runners]]:
-    folder = tmp_path_factory.mktemp("graphs")
-    agents = folder / "agents"
-    agents.mkdir()
-    sums = Web(folder, {**os.environ, "KEY": "open-sesame"})
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    folder, key = tmp_path_factory.mktemp("graphs"), {"KEY": "open-sesame"}
+    sums = Web(folder, {**os.environ, **key})
     run_alone(sums.start("stateless"))
     url = f"http://127.0.0.1:{sums.port}/mcp"
-    for n in range(LINES):
-        (agents / f"line-{n}.json").write_text(json.dumps(agent(f"line-{n}", url)))
-    (agents / "helper.toml").write_text('model = "demo"\n')
-    shared: dict[str, object] = {"agents_dir": agents, "modules": "tests.support.effects", "lease": 1.0}
-    server = NatsServer(folder / "nats")
-    run_alone(server.start())
-    effects = {"EFFECTS": str(folder / "effects"), "PYTHONPATH": str(Path(__file__).parents[2]), "KEY": "open-sesame"}
-    names = ("api-1", "projector-1", "runner-1")
-    made = plan(folder, server, *names, environments=dict.fromkeys(names, effects), **shared)
-    settings = {f"TURNSTREAM_{name.upper()}": str(value) for name, value in made["api-1"].settings.items()}
-    runners = Runners(folder, settings | effects)
-    yield made, runners
-    runners.clean_up()
-    made.clean_up()
+    agents = {f"line-{n}.json": json.dumps(agent(f"line-{n}", url)) for n in range(LINES)}
+    agents["helper.toml"] = 'model = "demo"\n'
+    with laid_out(folder, agents, "api-1", "projector-1", "runner-1", environment=key) as ground:
+        yield ground
     sums.kill()
 
 
 @pytest.fixture
-async def beds(ground: tuple[Deployment, Runners]) -> AsyncIterator[tuple[Deployment, Runners]]:
-    async with ground[0].entered():
-        yield ground
+async def ground(made: Ground) -> AsyncIterator[Ground]:
+    async with made.entered():
+        yield made
 
 
-class Told:
-    """What the log tells of one run."""
-
-    def __init__(self, stored: list[dict[str, Any]], first: Doomed) -> None:
-        self.stored = stored
-        self.first = first
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [event["data"] for event in self.stored if event["type"] == kind]
-
-    @property
-    def nodes(self) -> dict[str, str]:
-        """The port by which each node has finished, by its path: each has once."""
-        ends = Counter(finished["path"] for finished in self.of("node.finished"))
-        assert set(ends.values()) == {1}, f"finished more than once: {ends.most_common(3)}"
-        return {finished["path"]: finished.get("port", "out") for finished in self.of("node.finished")}
+def ports(told: Told) -> dict[str, str]:
+    """The port by which each node has finished, by its path: each has once."""
+    ends = Counter(finished["path"] for finished in told.of("node.finished"))
+    assert set(ends.values()) == {1}, f"finished more than once: {ends.most_common(3)}"
+    return {finished["path"]: finished.get("port", "out") for finished in told.of("node.finished")}
 
 
-async def carried_out(deployment: Deployment, runners: Runners, session: str, at: int) -> Told:
-    """One run whose runner dies at this point, and is followed by one that lives."""
-    api, queue = deployment.apis[0], f"line-{at}"
-    first = runners.start(queue, at)
-    await opened(api, session, agent=queue, policy={"titles": "client"})
-    posted = await insist([api], "post_message", session=session, content=SAID, message_id="m1")
-    run = posted.body["run"]
-    second: Doomed | None = None
-    answered = False
-
-    async def over() -> bool:
-        nonlocal second, answered
-        if at and second is None and first.dead:
-            second = runners.start(queue, 0)
-        try:
-            state = (await api.ask("wait_run", run=run, timeout=0)).body.get("status")
-        except NoAnswer:
-            return False
-        if state == "waiting" and not answered:
-            answered = await _answers(api, run)
-        return state in ("completed", "failed", "cancelled", "timed_out")
-
-    await eventually(over, 120, every=0.05, what=f"the end of {run}, whose runner dies at point {at}")
-    told = Told(await events(api, session), first)
-    (second or first).kill()
-    return told
-
-
-async def _answers(api: Speaker, run: str) -> bool:
-    """Whether a person was asked: the run may wait for its sub-agent alone."""
-    waits = [event["data"] for event in await events(api, run.split(".")[0]) if event["type"] == "run.waiting"]
-    for ask in waits[-1]["requests"]:
-        if ask["kind"] == "question":
-            told = await insist([api], "answer_run", run=run, request=ask["request"], answer="yes")
-            assert told.status in (200, 202), told
-            return True
-    return False
-
-
-async def killed(beds: tuple[Deployment, Runners], every: int) -> None:
+async def killed(ground: Ground, every: int) -> None:
     """After every so many-th thing that a runner does."""
-    deployment, runners = beds
-    whole = await carried_out(deployment, runners, f"graph-{every}-0", 0)
+
+    async def at_point(at: int) -> Told:
+        return await ground.carried_out(f"line-{at}", f"graph-{every}-{at}", at, SAID, ANSWERS)
+
+    whole = await at_point(0)
     points = whole.first.points
     (ended,) = whole.of("run.ended")
-    assert (ended["status"], ended.get("content"), ended.get("note")) == ("completed", ANSWER, None)
+    assert (ended["status"], ended.get("content"), ended.get("note")) == ("completed", OUTPUT, None)
     appended = ("node.started", "node.finished", "model.replied", "tool.returned", "child.started", "run.waiting")
     assert {f"{when} {kind}" for when in ("before", "after") for kind in appended} <= set(points)
     assert 60 <= len(points) < LINES, points
-    slots = asyncio.Semaphore(AT_ONCE)
-
-    async def one(at: int) -> tuple[int, Told]:
-        async with slots:
-            return at, await carried_out(deployment, runners, f"graph-{every}-{at}", at)
-
-    runs = await asyncio.gather(*(one(at) for at in range(1, len(points) + 1, every)))
-    done = Counter(
-        tuple(line.split()[:2]) for line in (runners.folder / "effects").read_text().splitlines() if line.strip()
-    )
-    for at, told in runs:
+    some = range(1, len(points) + 1, every)
+    runs = await in_turn(at_point, some)
+    done = ground.effects
+    for at, told in zip(some, runs, strict=True):
         where = f"killed at point {at}, {(told.first.points or ['none'])[-1]}"
         assert told.first.dead, where
         (ended,) = told.of("run.ended")
-        assert (ended["status"], ended.get("content")) == ("completed", ANSWER), where
-        nodes = told.nodes
+        assert (ended["status"], ended.get("content")) == ("completed", OUTPUT), where
+        nodes = ports(told)
         assert nodes.pop("count") in ("out", "err"), where
-        assert {path: port for path, port in whole.nodes.items() if path != "count"} == nodes, where
+        assert {path: port for path, port in ports(whole).items() if path != "count"} == nodes, where
         assert done[f"graph-{every}-{at}", "once"] <= 1, f"{where}: what must not be done twice was"
         asked = [ask for waits in told.of("run.waiting") for ask in waits["requests"] if ask.get("node") == "sure"]
         assert len(asked) == 1, where
         assert len(told.of("child.started")) == len(told.of("child.ended")) == 1, where
-    await deployment.check()
+    await ground.deployment.check()
 
 
 async def test_killed_now_and_then_a_graph_ends_the_same_way_and_no_finished_node_runs_again(
-    beds: tuple[Deployment, Runners],
+    ground: Ground,
 ) -> None:
-    await killed(beds, 7)
+    await killed(ground, 7)
 
 
 @pytest.mark.slow
 async def test_killed_at_any_point_a_graph_ends_the_same_way_and_no_finished_node_runs_again(
-    beds: tuple[Deployment, Runners],
+    ground: Ground,
 ) -> None:
-    await killed(beds, 1)
+    await killed(ground, 1)
 
 
 ASKS = {
@@ -263,12 +193,9 @@ async def reaches(api: Speaker, run: str, *wanted: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("durable", [True, False])
-async def test_a_person_is_waited_for_over_a_restart_of_everything(
-    beds: tuple[Deployment, Runners], durable: bool
-) -> None:
+async def test_a_person_is_waited_for_over_a_restart_of_everything(ground: Ground, durable: bool) -> None:
     """Of a durable agent where no other one goes on, and of an ordinary one where all do: the same comes of it."""
-    deployment, _ = beds
-    (api, *_), name = deployment.apis, f"asks-{durable}".lower()
+    deployment, api, name = ground.deployment, ground.api, f"asks-{durable}".lower()
     policy = {"recovery": "durable"} if durable else {}
     await save(api, name, "v1", model="demo", graph=ASKS, durable=durable, policy=policy)
     run = await started(api, name, agent=name, input="it", policy={"titles": "client"})
@@ -289,10 +216,9 @@ async def test_a_person_is_waited_for_over_a_restart_of_everything(
 
 
 async def test_a_durable_run_and_an_ordinary_one_give_the_same_output_and_the_same_rows(
-    beds: tuple[Deployment, Runners],
+    ground: Ground,
 ) -> None:
-    deployment, _ = beds
-    api = deployment.apis[0]
+    api = ground.api
     shown: list[Any] = []
     for durable in (True, False):
         name = f"rows-{durable}".lower()
@@ -307,10 +233,9 @@ async def test_a_durable_run_and_an_ordinary_one_give_the_same_output_and_the_sa
 
 
 async def test_a_run_goes_on_with_the_version_it_began_with_and_so_does_what_its_graph_names(
-    beds: tuple[Deployment, Runners],
+    ground: Ground,
 ) -> None:
-    deployment, _ = beds
-    api = deployment.apis[0]
+    api = ground.api
     await save(api, "echoes", "v1", model="demo", graph=_answers_with("old"))
     graph: dict[str, Any] = {
         "nodes": {**ASKS["nodes"], "ship": {"type": "agent", "agent": "echoes", "prompt": "hi"}},
