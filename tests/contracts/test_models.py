@@ -120,8 +120,7 @@ async def test_text_and_reasoning_are_streamed_on_channels_of_their_own(wire: ty
         reply, items = await asked(wire, provider.base_url)
     assert reply.text == text_of(items) == "Grüße, 👩‍👩‍👧 \u2028 done."
     assert reply.reasoning == reasoning_of(items) == "They greet me."
-    assert sum(isinstance(item, TextDelta) for item in items) == 3
-    assert sum(isinstance(item, ReasoningDelta) for item in items) == 3
+    assert [type(item) for item in items] == [ReasoningDelta] * 3 + [TextDelta] * 3
     assert reply.finish == "stop"
 
 
@@ -459,6 +458,19 @@ async def test_silence_is_given_up(wire: type[Spoken], streamed: bool) -> None:
     assert (text_of(items), error.retryable) == ("half of " if streamed else "", True)
 
 
+async def test_an_answer_may_take_longer_than_the_longest_silence(wire: type[Spoken]) -> None:
+    async def slow(spoken: Spoken) -> None:
+        await spoken.begin()
+        for piece in "done":
+            await asyncio.sleep(0.15)
+            await spoken.say(piece)
+        await spoken.end()
+
+    async with peer(answers(wire, slow)) as provider:
+        reply, _ = await asked(wire, provider.base_url, silence=0.5)
+    assert reply.text == "done"
+
+
 async def test_nobody_listens(wire: type[Spoken]) -> None:
     async with peer(answers(wire, fine)) as provider:
         base_url = provider.base_url
@@ -486,7 +498,19 @@ async def test_cancelling_closes_the_connection(wire: type[Spoken], streamed: bo
     assert text_of(items) == ("half of " if streamed else "")
 
 
-async def test_text_that_is_no_unicode_is_made_fit(wire: type[Spoken]) -> None:
+async def test_closing_the_iterator_closes_the_connection(wire: type[Spoken]) -> None:
+    async def endless(spoken: Spoken) -> None:
+        await half(spoken, asyncio.Event().wait)
+
+    async with peer(answers(wire, endless)) as provider:
+        made = models(wire, provider.base_url)
+        async with aclosing(made.resolve("m").stream(request())) as items:
+            assert await anext(items) == TextDelta("half of ")
+        await asyncio.wait_for(provider.gone.wait(), 5)
+        await made.close()
+
+
+async def test_a37_text_that_is_no_unicode_is_made_fit(wire: type[Spoken]) -> None:
     async def cuts(spoken: Spoken) -> None:
         await spoken.begin()
         await spoken.say("a \ud83d", "\ude00 b \udc00 c\0", "\ud83d")

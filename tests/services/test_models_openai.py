@@ -1,6 +1,5 @@
-"""The wire to an OpenAI-compatible provider: aimock where a real server can do it, a bare socket where none would."""
+"""What is alone chat completions' on the wire, whoever speaks them; the rest is in `tests/contracts/test_models.py`."""
 
-import asyncio
 import base64
 import json
 from contextlib import aclosing
@@ -10,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 from tests.support.providers import Aimock, Exchange, peer, strict
 
-from turnstream.session.events import Attachment, ToolCall, Usage
+from turnstream.session.events import Attachment, ToolCall
 from turnstream.session.messages import AssistantMessage, Message, ToolMessage, UserMessage
 from turnstream.settings import ModelSettings
 from turnstream_runner.models.openai import OpenAIChat
@@ -22,13 +21,11 @@ from turnstream_runner.models.port import (
     ModelRequest,
     ReasoningDelta,
     Reply,
-    Reset,
     Shown,
     TextDelta,
     ToolSpec,
 )
 from turnstream_runner.models.registry import Models
-from turnstream_runner.models.retry import Backoff, Retrying
 
 WEATHER = ToolSpec(
     "weather",
@@ -41,8 +38,8 @@ def request(*messages: Message, **fields: Any) -> ModelRequest:
     return ModelRequest(model="local", messages=messages or (UserMessage("hello"),), **fields)
 
 
-def chat(base_url: str, *, silence: float = 10.0, model: str = "gpt-4.1-mini", key: str = "sk-test-1") -> OpenAIChat:
-    settings = ModelSettings(provider="openai", model=model, base_url=base_url, api_key=SecretStr(key), silence=silence)
+def chat(base_url: str, model: str = "gpt-4.1-mini") -> OpenAIChat:
+    settings = ModelSettings(provider="openai", model=model, base_url=base_url, api_key=SecretStr("sk-test-1"))
     return OpenAIChat(settings, environment={})
 
 
@@ -51,9 +48,9 @@ async def asked(model: Model, asking: ModelRequest) -> list[Item]:
         return [item async for item in items]
 
 
-async def answer(base_url: str, asking: ModelRequest, **options: Any) -> tuple[Reply, list[Item]]:
+async def answer(base_url: str, asking: ModelRequest, **named: str) -> tuple[Reply, list[Item]]:
     """The reply and the deltas before it, of one try."""
-    model = chat(base_url, **options)
+    model = chat(base_url, **named)
     try:
         items = await asked(model, asking)
     finally:
@@ -63,16 +60,14 @@ async def answer(base_url: str, asking: ModelRequest, **options: Any) -> tuple[R
     return reply, items[:-1]
 
 
-async def failure(base_url: str, asking: ModelRequest, **options: Any) -> tuple[ModelError, list[Item]]:
+async def failure(base_url: str, asking: ModelRequest) -> tuple[ModelError, list[Item]]:
     """The error of one try, and what was streamed before it."""
-    model = chat(base_url, **options)
-    items: list[Item] = []
+    model, items = chat(base_url), list[Item]()
 
     async def listen() -> None:
-        nonlocal items
         async with aclosing(model.stream(asking)) as stream:
             async for item in stream:
-                items += [item]
+                items.append(item)
 
     try:
         with pytest.raises(ModelError) as caught:
@@ -80,25 +75,6 @@ async def failure(base_url: str, asking: ModelRequest, **options: Any) -> tuple[
     finally:
         await model.close()
     return caught.value, items
-
-
-class Waits:
-    """Instead of sleeping: how long it would have been."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    async def __call__(self, seconds: float) -> None:
-        self.seconds.append(seconds)
-
-
-async def retried(base_url: str, asking: ModelRequest, **options: Any) -> tuple[list[Item], list[float]]:
-    model, waits = chat(base_url, **options), Waits()
-    try:
-        items = await asked(Retrying(model, random=lambda: 0.0, backoff=Backoff(first=1.0), sleep=waits), asking)
-    finally:
-        await model.close()
-    return items, waits.seconds
 
 
 def text_of(items: list[Item]) -> str:
@@ -110,34 +86,6 @@ def reasoning_of(items: list[Item]) -> str:
 
 
 # --- against aimock ---------------------------------------------------------------------------------------------------
-
-
-async def test_text_is_streamed_and_usage_counted(aimock: Aimock) -> None:
-    said = "Grüße from a real server, in several pieces: 👩‍👩‍👧 \u2028 done."
-    usage = {"prompt_tokens": 21, "completion_tokens": 9}
-    aimock.answer({"match": {"userMessage": "hello"}, "response": {"content": said, "usage": usage}, "chunkSize": 5})
-    reply, deltas = await answer(aimock.base_url, request(instructions="Be brief."))
-    assert reply.text == text_of(deltas) == said
-    assert len(deltas) > 3
-    assert reply.finish == "stop"
-    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (21, 9)
-    assert reply.reasoning == ""
-
-
-async def test_s26_reasoning_has_its_own_channel_and_never_goes_back(aimock: Aimock) -> None:
-    thought, said = "SECRET-THOUGHT: they greet me", "Good day."
-    aimock.answer({"match": {"userMessage": "hello"}, "response": {"content": said, "reasoning": thought}})
-    reply, deltas = await answer(aimock.base_url, request(), model="o3")
-    assert reply.text == text_of(deltas) == said
-    assert reply.reasoning == reasoning_of(deltas) == thought
-    kinds = [type(item) for item in deltas]
-    assert kinds.index(TextDelta) > kinds.index(ReasoningDelta)
-
-    aimock.answer({"match": {"userMessage": "again"}, "response": {"content": "Yes."}})
-    await answer(
-        aimock.base_url, request(UserMessage("hello"), AssistantMessage(reply.text), UserMessage("again")), model="o3"
-    )
-    assert "SECRET-THOUGHT" not in json.dumps(aimock.requests())
 
 
 async def test_several_tool_calls_at_once_and_their_results(aimock: Aimock) -> None:
@@ -181,54 +129,6 @@ async def test_several_tool_calls_at_once_and_their_results(aimock: Aimock) -> N
         "description": "The weather in a city.",
         "parameters": WEATHER.schema,
     } | {key: value for key, value in sent["tools"][0]["function"].items() if key == "strict"}
-
-
-async def test_s22_503_before_the_stream_is_retried_then_given_up(aimock: Aimock) -> None:
-    error = {"error": {"message": "upstream is down", "type": "server_error"}, "status": 503}
-    aimock.answer({"match": {"userMessage": "hello"}, "response": error})
-    model, waits = chat(aimock.base_url), Waits()
-    with pytest.raises(ModelError) as caught:
-        await asked(Retrying(model, random=lambda: 0.0, backoff=Backoff(first=1.0), sleep=waits), request())
-    await model.close()
-    assert caught.value.retryable
-    assert caught.value.code == "model_error"
-    assert "503" in caught.value.message
-    assert "upstream is down" in caught.value.message
-    assert len(aimock.requests()) == 4, "one retry layer: four tries, not four times the SDK's"
-    assert waits.seconds == [0.5, 1.0, 2.0]
-
-
-async def test_429_is_retried_after_the_time_that_the_provider_names(aimock: Aimock) -> None:
-    limited = {"error": {"message": "slow down", "type": "rate_limit_error"}, "status": 429, "retryAfter": 7}
-    aimock.answer(
-        {"match": {"userMessage": "hello", "sequenceIndex": 0}, "response": limited},
-        {"match": {"userMessage": "hello"}, "response": {"content": "Here I am."}},
-    )
-    items, waits = await retried(aimock.base_url, request())
-    assert items[-1].text == "Here I am."
-    assert waits == [7.0]
-    assert not any(isinstance(item, Reset) for item in items)
-
-
-async def test_s23_a50_a_stream_that_drops_is_void_and_tried_again(aimock: Aimock) -> None:
-    whole = "one two three four five six seven eight nine ten"
-    aimock.answer(
-        {
-            "match": {"userMessage": "hello", "sequenceIndex": 0},
-            "response": {"content": "WRONG " + whole},
-            "chunkSize": 5,
-            "truncateAfterChunks": 6,
-            "latency": 10,  # aimock destroys the socket: what was sent just before would be lost with it
-        },
-        {"match": {"userMessage": "hello"}, "response": {"content": whole}, "chunkSize": 5},
-    )
-    items, _ = await retried(aimock.base_url, request())
-    resets = [n for n, item in enumerate(items) if isinstance(item, Reset)]
-    assert len(resets) == 1
-    assert text_of(items[: resets[0]]).startswith("WRONG")
-    assert text_of(items[resets[0] :]) == whole
-    replies = [item for item in items if isinstance(item, Reply)]
-    assert [reply.text for reply in replies] == [whole]
 
 
 async def test_what_the_agent_sets_is_sent(aimock: Aimock) -> None:
@@ -328,107 +228,11 @@ async def test_s02_with_attachments_too_the_front_of_the_prompt_stays_the_same_t
 # --- against a bare socket --------------------------------------------------------------------------------------------
 
 
-async def test_a_hang_is_given_up_after_the_longest_silence() -> None:
-    async def silent(exchange: Exchange) -> None:
-        await asyncio.Event().wait()
-
-    async with peer(silent) as provider:
-        error, items = await failure(provider.base_url, request(), silence=0.2)
-        assert items == []
-        assert error.retryable
-        await asyncio.wait_for(provider.gone.wait(), 5)
-
-
-async def test_a_stream_that_falls_silent_is_given_up() -> None:
-    async def stalls(exchange: Exchange) -> None:
-        await exchange.begin()
-        await exchange.say({"content": "half"})
-        await asyncio.Event().wait()
-
-    async with peer(stalls) as provider:
-        error, items = await failure(provider.base_url, request(), silence=0.2)
-        assert text_of(items) == "half"
-        assert error.retryable
-
-
-async def test_a_slow_first_token_is_waited_for() -> None:
-    go = asyncio.Event()
-
-    async def slow(exchange: Exchange) -> None:
-        await go.wait()
-        await exchange.begin()
-        await exchange.say({"content": "at last"}, "stop")
-        await exchange.end()
-
-    async with peer(slow) as provider:
-        model = chat(provider.base_url)
-        waiting = asyncio.create_task(asked(model, request()))
-        while not provider.seen:
-            await asyncio.sleep(0)
-        assert not waiting.done()
-        go.set()
-        items = await waiting
-        await model.close()
-        assert items[-1].text == "at last"
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_cancelling_closes_the_connection(streamed: bool) -> None:
-    async def endless(exchange: Exchange) -> None:
-        if streamed:
-            await exchange.begin()
-            await exchange.say({"content": "half"})
-        await asyncio.Event().wait()
-
-    async with peer(endless) as provider:
-        model = chat(provider.base_url)
-        began = asyncio.Event()
-
-        async def listen() -> None:
-            async with aclosing(model.stream(request())) as items:
-                async for _ in items:
-                    began.set()
-
-        listening = asyncio.create_task(listen())
-        while not (began.is_set() if streamed else provider.seen):
-            await asyncio.sleep(0)
-        listening.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await listening
-        await asyncio.wait_for(provider.gone.wait(), 5)
-        await model.close()
-
-
-async def test_closing_the_iterator_closes_the_connection() -> None:
-    async def endless(exchange: Exchange) -> None:
-        await exchange.begin()
-        await exchange.say({"content": "half"})
-        await asyncio.Event().wait()
-
-    async with peer(endless) as provider:
-        model = chat(provider.base_url)
-        async with aclosing(model.stream(request())) as items:
-            assert await anext(items) == TextDelta("half")
-        await asyncio.wait_for(provider.gone.wait(), 5)
-        await model.close()
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        b"data: {\xff\xfe not utf-8\n\n",
-        b"data: {not json\n\n",
-        b'data: {"error": {"message": "worker died", "type": "server_error"}}\n\n',
-        b"data: [DONE]\n\n",
-    ],
-    ids=["bytes", "json", "error event", "done without a finish"],
-)
-async def test_a_stream_that_breaks_is_retryable_and_no_answer(broken: bytes) -> None:
+async def test_a_stream_that_is_done_without_a_finish_is_no_answer() -> None:
     async def breaks(exchange: Exchange) -> None:
         await exchange.begin()
         await exchange.say({"content": "half of "})
-        await exchange.chunk(broken)
-        await exchange.raw(b"0\r\n\r\n")
+        await exchange.end()
 
     async with peer(breaks) as provider:
         error, items = await failure(provider.base_url, request())
@@ -437,72 +241,14 @@ async def test_a_stream_that_breaks_is_retryable_and_no_answer(broken: bytes) ->
         assert "half of" not in error.message
 
 
-async def test_a_200_that_is_no_stream_is_an_error() -> None:
-    async def page(exchange: Exchange) -> None:
-        await exchange.begin("text/html")
-        await exchange.chunk(b"<html>Bad gateway</html>")
-        await exchange.raw(b"0\r\n\r\n")
+async def test_who_has_no_money_left_is_not_asked_again() -> None:
+    async def refuses(exchange: Exchange) -> None:
+        error = {"message": "pay first", "code": "insufficient_quota"}
+        await exchange.status("429 Too Many", json.dumps({"error": error}))
 
-    async with peer(page) as provider:
-        error, items = await failure(provider.base_url, request())
-        assert items == []
-        assert error.retryable
-
-
-async def test_nobody_listens() -> None:
-    async with peer(Exchange.end) as provider:
-        base_url = provider.base_url
-    error, _ = await failure(base_url, request())
-    assert error.retryable
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "retryable", "code"),
-    [
-        ("400 Bad Request", {"message": "bad temperature"}, False, "model_error"),
-        ("401 Unauthorized", {"message": "Incorrect API key provided: sk-test-1"}, False, "model_error"),
-        ("404 Not Found", {"message": "no such model", "code": "model_not_found"}, False, "model_error"),
-        ("400 Bad Request", {"message": "too long", "code": "context_length_exceeded"}, False, "context_overflow"),
-        ("429 Too Many", {"message": "pay first", "code": "insufficient_quota"}, False, "model_error"),
-        ("429 Too Many", {"message": "slow down"}, True, "model_error"),
-        ("500 Oops", {"message": "oops"}, True, "model_error"),
-        ("529 Overloaded", {"message": "overloaded"}, True, "model_error"),
-    ],
-)
-async def test_what_is_retried(status: str, body: dict[str, str], retryable: bool, code: str) -> None:
-    async def refuse(exchange: Exchange) -> None:
-        await exchange.status(status, json.dumps({"error": body}))
-
-    async with peer(refuse) as provider:
+    async with peer(refuses) as provider:
         error, _ = await failure(provider.base_url, request())
-        assert len(provider.seen) == 1, "the client below must not retry by itself"
-        assert error.retryable is retryable
-        assert error.code == code
-        assert status.split()[0] in error.message
-        assert "sk-test-1" not in error.message
-
-
-async def test_a_provider_that_says_not_to_retry_is_believed() -> None:
-    async def refuse(exchange: Exchange) -> None:
-        await exchange.status("503 Down", "{}", x_should_retry="false")
-
-    async with peer(refuse) as provider:
-        error, _ = await failure(provider.base_url, request())
-        assert not error.retryable
-
-
-async def test_a37_a_character_cut_in_two_by_the_stream_is_whole() -> None:
-    async def cuts(exchange: Exchange) -> None:
-        await exchange.begin()
-        await exchange.say({"content": "a \ud83d"})
-        await exchange.say({"content": "\ude00 b \udc00 c\0"})
-        await exchange.say({"content": "\ud83d"}, "stop")
-        await exchange.end()
-
-    async with peer(cuts) as provider:
-        reply, deltas = await answer(provider.base_url, request())
-        assert reply.text == text_of(deltas) == "a 😀 b \ufffd c\ufffd\ufffd"
-        reply.text.encode()
+        assert (error.retryable, error.code) == (False, "model_error")
 
 
 async def test_tool_calls_of_a_careless_provider_are_made_storable() -> None:
@@ -535,34 +281,6 @@ async def test_broken_arguments_of_an_earlier_call_are_sent_as_json() -> None:
         await answer(provider.base_url, asking)
         sent = provider.seen[0].body["messages"][1]["tool_calls"][0]["function"]["arguments"]
         assert isinstance(json.loads(sent), dict)
-
-
-async def test_cached_and_reasoning_tokens_are_counted() -> None:
-    usage = {
-        "prompt_tokens": 21,
-        "completion_tokens": 9,
-        "total_tokens": 30,
-        "prompt_tokens_details": {"cached_tokens": 16},
-        "completion_tokens_details": {"reasoning_tokens": 4},
-    }
-
-    async def counts(exchange: Exchange) -> None:
-        await exchange.begin()
-        await exchange.say({"content": "ok"}, "stop")
-        last = {
-            "id": "c1",
-            "object": "chat.completion.chunk",
-            "created": 1,
-            "model": "m",
-            "choices": [],
-            "usage": usage,
-        }
-        await exchange.chunk(f"data: {json.dumps(last)}\n\n".encode())
-        await exchange.end()
-
-    async with peer(counts) as provider:
-        reply, _ = await answer(provider.base_url, request())
-        assert reply.usage == Usage(input_tokens=21, output_tokens=9, reasoning_tokens=4, cached_tokens=16)
 
 
 async def test_a_refusal_is_shown_and_ends_by_the_content_filter() -> None:
@@ -677,15 +395,6 @@ async def test_s26_nothing_goes_back_that_the_request_does_not_hold() -> None:
             sent = json.dumps(provider.seen[-1].body)
             assert "reasoning_content" not in sent
             assert "thought_signature" not in sent
-
-
-async def test_what_one_provider_gave_goes_to_no_other() -> None:
-    async with peer(reasons_and_asks) as provider, peer(reasons_and_asks) as other:
-        first, _ = await answer(provider.base_url, request())
-        await answer(other.base_url, goes_on(first, (first.opaque,)))
-        await answer(provider.base_url, goes_on(first, (first.opaque,)), model="another")
-        for sent in (other.seen[-1], provider.seen[-1]):
-            assert "which city?" not in json.dumps(sent.body)
 
 
 async def test_a_reply_with_nothing_to_send_back_has_no_opaque_item() -> None:

@@ -72,10 +72,10 @@ async def test_s22_a_failure_before_the_stream_is_tried_again_and_leaves_no_mark
 
 
 async def test_s22_the_last_failure_is_raised() -> None:
-    retried = Retried([DOWN], [DOWN], [DOWN])
+    retried = Retried([DOWN], [DOWN], [DOWN], [DOWN], backoff=Backoff())
     with pytest.raises(ModelError, match="down"):
         await retried.items()
-    assert len(retried.model.requests) == 3
+    assert len(retried.model.requests) == 4
 
 
 async def test_what_is_not_retryable_is_raised_at_once() -> None:
