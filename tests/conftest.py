@@ -2,6 +2,7 @@ pytest_plugins = [
     "tests.support.strict",
     "tests.support.processes",
     "tests.support.nats",
+    "tests.support.client",
     "tests.support.beds",
     "tests.support.database",
     "tests.support.providers",

@@ -12,7 +12,6 @@ from tests.support.proxy import Proxy, proxy
 from tests.support.waiting import eventually
 
 from turnstream.broker.connection import Broker
-from turnstream.broker.declare import declare
 from turnstream.broker.server import NatsServer
 from turnstream.ids import SessionKey
 from turnstream.log.base import BrokenChain, Listener, Log, LogError, Subscription, Unavailable
@@ -449,9 +448,9 @@ async def test_a10_a_frame_that_is_lost_is_noticed_and_read(line: Proxy, log: Je
     await broker.close()
 
 
-async def test_a61_a_feed_goes_on_after_its_server_was_killed(own_nats: NatsServer, key: SessionKey) -> None:
-    broker = await connect(own_nats.url)
-    await declare(broker, replicas=1)
+async def test_a61_a_feed_goes_on_after_its_server_was_killed(
+    own_nats: NatsServer, broker: Broker, key: SessionKey
+) -> None:
     log = JetStreamLog(broker)
     reader = Reader(quiet(log, key=key))
     seqs = await fill(log, key, 20)
@@ -462,13 +461,12 @@ async def test_a61_a_feed_goes_on_after_its_server_was_killed(own_nats: NatsServ
         seqs += await fill(log, key, 20, seqs[-1])
     assert await reader.until(seqs[-1]) == seqs
     await reader.end()
-    await broker.close()
 
 
-async def test_a67_nothing_is_delivered_that_is_not_stored(own_nats: NatsServer, key: SessionKey) -> None:
+async def test_a67_nothing_is_delivered_that_is_not_stored(
+    own_nats: NatsServer, broker: Broker, key: SessionKey
+) -> None:
     """The server is killed again and again under a writer; what a listener saw is what is there afterwards."""
-    broker = await connect(own_nats.url)
-    await declare(broker, replicas=1)
     log = JetStreamLog(broker, append_timeout=10)
     listening = await connect(own_nats.url)
     reader = Reader(quiet(JetStreamLog(listening), key=key))
@@ -494,12 +492,11 @@ async def test_a67_nothing_is_delivered_that_is_not_stored(own_nats: NatsServer,
     assert_whole(reader.events)
     await reader.end()
     await listening.close()
-    await broker.close()
 
 
-async def test_a69_a_frozen_server_that_thaws_loses_nothing(own_nats: NatsServer, key: SessionKey) -> None:
-    broker = await connect(own_nats.url)
-    await declare(broker, replicas=1)
+async def test_a69_a_frozen_server_that_thaws_loses_nothing(
+    own_nats: NatsServer, broker: Broker, key: SessionKey
+) -> None:
     log = JetStreamLog(broker)
     reader = Reader(Feed(log, key, after=0, settle=0.05, idle=0.1))
     (first,) = await fill(log, key, 1)
@@ -511,7 +508,6 @@ async def test_a69_a_frozen_server_that_thaws_loses_nothing(own_nats: NatsServer
     seqs = await writing
     assert await reader.until(seqs[-1]) == [first, *seqs]
     await reader.end()
-    await broker.close()
 
 
 async def test_a_feed_ends_with_its_connection(nats_url: str, nats: Broker, key: SessionKey) -> None:

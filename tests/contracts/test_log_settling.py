@@ -15,7 +15,6 @@ from tests.support.waiting import eventually
 from turnstream import subjects
 from turnstream.broker.answers import EXPECTED
 from turnstream.broker.connection import Broker
-from turnstream.broker.declare import declare
 from turnstream.broker.server import NatsServer
 from turnstream.ids import SessionKey
 from turnstream.log import codec, jetstream
@@ -141,11 +140,9 @@ async def test_nothing_is_stored_after_unavailable_without_a_connection(
 
 
 async def test_a_frozen_server_stores_once(
-    own_nats: NatsServer, key: SessionKey, monkeypatch: pytest.MonkeyPatch
+    own_nats: NatsServer, broker: Broker, key: SessionKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jetstream, "RETRY", 0.2)
-    broker = await connect(own_nats.url)
-    await declare(broker, replicas=1)
     log = JetStreamLog(broker, append_timeout=5)
     (first,) = await fill(log, key, 1)
     freeze(own_nats)
@@ -155,12 +152,9 @@ async def test_a_frozen_server_stores_once(
     thaw(own_nats)
     seq = await appending
     assert [recorded.seq for recorded in await read(log, key)] == [first, seq]
-    await broker.close()
 
 
-async def test_a_server_that_stays_frozen_is_unavailable(own_nats: NatsServer, key: SessionKey) -> None:
-    broker = await connect(own_nats.url)
-    await declare(broker, replicas=1)
+async def test_a_server_that_stays_frozen_is_unavailable(own_nats: NatsServer, broker: Broker, key: SessionKey) -> None:
     log = JetStreamLog(broker, append_timeout=0.5)
     freeze(own_nats)
     began = asyncio.get_running_loop().time()
@@ -174,7 +168,6 @@ async def test_a_server_that_stays_frozen_is_unavailable(own_nats: NatsServer, k
     thaw(own_nats)
     seq = await log.append(key, decision(key, "x"), 0)
     assert [recorded.seq for recorded in await read(log, key)] == [seq]
-    await broker.close()
 
 
 async def test_a_stream_that_is_not_there_is_unavailable(own_nats: NatsServer, key: SessionKey) -> None:
@@ -186,9 +179,7 @@ async def test_a_stream_that_is_not_there_is_unavailable(own_nats: NatsServer, k
     await broker.close()
 
 
-async def test_a67_what_a_full_stream_refuses_is_not_there(own_nats: NatsServer, key: SessionKey) -> None:
-    broker = await connect(own_nats.url)
-    await declare(broker, replicas=1)
+async def test_a67_what_a_full_stream_refuses_is_not_there(broker: Broker, key: SessionKey) -> None:
     await change_stream(broker, max_bytes=20_000, discard="new")
     log = JetStreamLog(broker, append_timeout=0.3)
     stored: list[int] = []
@@ -202,7 +193,6 @@ async def test_a67_what_a_full_stream_refuses_is_not_there(own_nats: NatsServer,
     events = await read(log, key)
     assert [recorded.seq for recorded in events] == stored
     assert_whole(events)
-    await broker.close()
 
 
 async def test_an_event_larger_than_the_broker_takes_is_refused_before_it_is_sent(
@@ -224,15 +214,12 @@ async def test_events_as_large_as_the_broker_takes_are_read(log: JetStreamLog, k
     assert_whole(events)
 
 
-async def test_an_event_that_the_stream_refuses_is_an_error(own_nats: NatsServer, key: SessionKey) -> None:
-    broker = await connect(own_nats.url)
-    await declare(broker, replicas=1)
+async def test_an_event_that_the_stream_refuses_is_an_error(broker: Broker, key: SessionKey) -> None:
     await change_stream(broker, max_msg_size=2000)
     log = JetStreamLog(broker)
     with pytest.raises(LogError, match="refused") as refusal:
         await log.append(key, decision(key, "x", "x" * 3000), 0)
     assert not isinstance(refusal.value, Unavailable)
-    await broker.close()
 
 
 async def test_a_header_cannot_be_smuggled_in(log: JetStreamLog, key: SessionKey) -> None:

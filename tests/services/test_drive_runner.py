@@ -8,11 +8,9 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.client import Client
-from tests.support.nats import connect
 from tests.support.waiting import eventually
 
 from turnstream import subjects
-from turnstream.broker.declare import declare
 from turnstream.broker.server import NatsServer
 from turnstream.ids import SessionKey
 from turnstream.settings import Settings
@@ -32,14 +30,6 @@ class Service:
     async def stop(self, timeout: float = 10.0) -> None:
         self._stop.set()
         await asyncio.wait_for(self.task, timeout)
-
-
-@pytest.fixture
-async def client(own_nats: NatsServer) -> AsyncIterator[Client]:
-    broker = await connect(own_nats.url)
-    await declare(broker, replicas=1)
-    yield Client(broker)
-    await broker.close()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """What the runner removes of a deleted session, on a real broker: everything, in an order that survives any crash."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -9,12 +8,10 @@ from tests.contracts.events import read
 from tests.contracts.test_log_archive import LIMIT, WORD, delete, spoken
 from tests.core.scenario import KEY
 from tests.support.logs import publish
-from tests.support.nats import connect
 from tests.support.waiting import eventually
 
 from turnstream import subjects
 from turnstream.broker.connection import Broker
-from turnstream.broker.declare import declare
 from turnstream.broker.server import NatsServer
 from turnstream.ids import SessionKey
 from turnstream.log import archive
@@ -36,14 +33,6 @@ from turnstream_runner.few import AT_ONCE, HELD
 
 OTHER = msgspec.structs.replace(KEY, session=f"{KEY.session}x")
 """A session whose name begins like the other's."""
-
-
-@pytest.fixture
-async def broker(own_nats: NatsServer) -> AsyncIterator[Broker]:
-    broker = await connect(own_nats.url)
-    await declare(broker, replicas=1)
-    yield broker
-    await broker.close()
 
 
 async def deleted(broker: Broker, mode: DeleteMode) -> Session:

@@ -34,14 +34,6 @@ from turnstream_projector.rebuild import Progress, rebuild
 from turnstream_runner.erase import Eraser
 
 
-@pytest.fixture
-async def broker(own_nats: NatsServer) -> AsyncIterator[Broker]:
-    broker = await connect(own_nats.url)
-    await declare(broker, replicas=1)
-    yield broker
-    await broker.close()
-
-
 @contextlib.asynccontextmanager
 async def projecting(broker: Broker, database: Database) -> AsyncIterator[Projector]:
     projector = Projector(broker, database)

@@ -2,19 +2,15 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
 from sqlalchemy import delete, insert, update
 from tests.support.logs import SPECS, Log, child_call, publish, wander
-from tests.support.nats import connect
 
 from turnstream import subjects
 from turnstream.broker.answers import EXPECTED
 from turnstream.broker.connection import Broker
-from turnstream.broker.declare import declare
-from turnstream.broker.server import NatsServer
 from turnstream.log import codec
 from turnstream.log.handle import Sessions
 from turnstream.log.jetstream import JetStreamLog
@@ -74,14 +70,6 @@ from turnstream_projector.rules import Checker
 WAKE = Wake(work=1, cause=1, delivery=1)
 STARTED = RunStarted(run=1, attempt=1, runner="r", wake=WAKE)
 CALL = ToolCall(id="c1", name="add", arguments="{}")
-
-
-@pytest.fixture
-async def broker(own_nats: NatsServer) -> AsyncIterator[Broker]:
-    broker = await connect(own_nats.url)
-    await declare(broker, replicas=1)
-    yield broker
-    await broker.close()
 
 
 def said(run: int, *, queued: bool = False, policy: PolicyData = NO_POLICY) -> MessagePosted:

@@ -5,12 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.support.logs import Log, child_call, publish
-from tests.support.nats import connect
 from tests.support.waiting import eventually
 
 from turnstream import subjects
 from turnstream.broker.connection import Broker
-from turnstream.broker.declare import declare
 from turnstream.broker.server import NatsServer
 from turnstream.session.commands import CancelRun, ExpireRequest
 from turnstream.session.events import DeleteMode
@@ -52,14 +50,11 @@ class Place:
 
 
 @pytest.fixture
-async def place(own_nats: NatsServer, database: Database) -> AsyncIterator[Place]:
-    broker = await connect(own_nats.url)
-    await declare(broker, replicas=1)
+async def place(broker: Broker, database: Database) -> AsyncIterator[Place]:
     task = asyncio.create_task(Projector(broker, database).run())
     yield Place(broker, database)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    await broker.close()
 
 
 async def test_s56_a_queued_run_that_nobody_was_woken_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

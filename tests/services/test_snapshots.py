@@ -29,14 +29,6 @@ STREAM = subjects.SNAPSHOTS
 
 
 @pytest.fixture
-async def broker(own_nats: NatsServer) -> AsyncIterator[Broker]:
-    broker = await connect(own_nats.url)
-    await declare(broker, replicas=1)
-    yield broker
-    await broker.close()
-
-
-@pytest.fixture
 def key(account: str) -> SessionKey:
     return new_key(account)
 

@@ -6,16 +6,13 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-from tests.support.nats import connect
 from tests.support.waiting import eventually
 
 from turnstream import subjects
 from turnstream.broker.answers import check_stored
 from turnstream.broker.connection import Broker
-from turnstream.broker.declare import declare
 from turnstream.broker.errors import BrokerError, BrokerFault
 from turnstream.broker.pull import Delivery, Pull
-from turnstream.broker.server import NatsServer
 from turnstream.ids import SessionKey
 from turnstream.session.events import Due
 from turnstream.wire import live
@@ -388,26 +385,18 @@ async def test_a_blob_that_no_event_names_is_removed(nats: Broker, key: SessionK
 # --- what somebody deleted ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def owned(own_nats: NatsServer) -> AsyncIterator[Broker]:
-    broker = await connect(own_nats.url)
-    await declare(broker, replicas=1)
-    yield broker
-    await broker.close()
-
-
-async def test_s56_a_deleted_object_store_is_made_again(owned: Broker) -> None:
-    key, blobs = SessionKey("acme", "s1"), Blobs(owned)
+async def test_s56_a_deleted_object_store_is_made_again(broker: Broker) -> None:
+    key, blobs = SessionKey("acme", "s1"), Blobs(broker)
     await blobs.put(key, "a", b"1")
-    await owned.api("STREAM.DELETE.OBJ_blobs")
+    await broker.api("STREAM.DELETE.OBJ_blobs")
     with pytest.raises(BrokerFault):
         await blobs.put(key, "b", b"2")
     assert await blobs.get(await blobs.put(key, "b", b"2")) == b"2"
 
 
-async def test_s56_a_deleted_stream_of_deltas_is_made_again(owned: Broker) -> None:
-    key, live = SessionKey("acme", "s1"), Live(owned)
-    await owned.api("STREAM.DELETE.DELTAS")
+async def test_s56_a_deleted_stream_of_deltas_is_made_again(broker: Broker) -> None:
+    key, live = SessionKey("acme", "s1"), Live(broker)
+    await broker.api("STREAM.DELETE.DELTAS")
     assert await live.read(key, 1) == []
     speech = live.speak(key, 1, attempt=1)
     await speech.say(1, "text", "hello")

@@ -2,30 +2,19 @@
 stays for those who have pinned it."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-from tests.support.nats import connect
 from tests.support.waiting import eventually
 
 from turnstream import subjects
 from turnstream.broker.connection import Broker
-from turnstream.broker.declare import declare
 from turnstream.broker.errors import BrokerFault
 from turnstream.broker.server import NatsServer
 from turnstream.roster import Names
 from turnstream.wire.agents import STREAM, Deleted, Pin, Saved, SavedAgents, VersionConflict
 
 DELETED = Deleted(deleted_at=7, by="user:ann")
-
-
-@pytest.fixture
-async def broker(own_nats: NatsServer) -> AsyncIterator[Broker]:
-    broker = await connect(own_nats.url)
-    await declare(broker, replicas=1)
-    yield broker
-    await broker.close()
 
 
 @pytest.fixture

@@ -2,15 +2,12 @@
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-from tests.support.nats import connect
 
 from turnstream import subjects
 from turnstream.broker.connection import Broker
-from turnstream.broker.declare import declare
 from turnstream.broker.errors import BrokerFault
 from turnstream.broker.server import NatsServer
 from turnstream.ids import SessionKey
@@ -21,14 +18,6 @@ from turnstream_projector.expiry import Expiry
 
 KEY = SessionKey("acme", "s1")
 TYPE = "text/plain"
-
-
-@pytest.fixture
-async def broker(own_nats: NatsServer) -> AsyncIterator[Broker]:
-    broker = await connect(own_nats.url)
-    await declare(broker, replicas=1)
-    yield broker
-    await broker.close()
 
 
 @pytest.fixture

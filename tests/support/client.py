@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 
 import msgspec
+import pytest
 from tests.support.waiting import eventually
 
 from turnstream import agents
@@ -117,3 +118,8 @@ class Client:
 
     def _origin(self, n: int) -> Origin:
         return Origin(id=derive("client", os.getpid(), n), actor="user:ann", time=self.broker.clock.now())
+
+
+@pytest.fixture
+async def client(broker: Broker) -> Client:
+    return Client(broker)

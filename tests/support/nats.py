@@ -6,8 +6,8 @@ engine answers and has the image, else the wheel. Tests that kill, freeze or res
 the wheel.
 
 Fixtures: `nats` a connection to the shared server with everything declared, `account` a tenant that no other test uses;
-`own_nats` a server for one test; `cluster` three servers for one test. Whoever starts services takes `own_nats`, for
-services of two tests on one server would take each other's work.
+`own_nats` a server for one test, `broker` a connection to it with everything declared; `cluster` three servers for one
+test. Whoever starts services takes `own_nats`, for services of two tests on one server would take each other's work.
 """
 
 import asyncio
@@ -154,6 +154,15 @@ async def own_nats(tmp_path: Path) -> AsyncIterator[NatsServer]:
     yield server
     thaw(server)
     await server.stop()
+
+
+@pytest.fixture
+async def broker(own_nats: NatsServer) -> AsyncIterator[Broker]:
+    """A connection to it, every stream and bucket declared."""
+    broker = await connect(own_nats.url)
+    await declare(broker, replicas=1)
+    yield broker
+    await broker.close()
 
 
 def freeze(server: NatsServer) -> None:

@@ -11,14 +11,12 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.client import Client
-from tests.support.nats import connect
 from tests.support.processes import Process, Spawn
 from tests.support.servers import SECRET, Notes, Web, broken, is_there, process
 from tests.support.waiting import eventually
 
 from turnstream import agents
 from turnstream.agents.mcp import McpServer
-from turnstream.broker.declare import declare
 from turnstream.broker.server import NatsServer
 from turnstream.session.events import ToolReturned
 from turnstream_cli.place import read_addresses
@@ -109,14 +107,6 @@ async def results(http: httpx.AsyncClient, session: str) -> AsyncIterator[dict[s
 
 
 # --- runners that end -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def client(own_nats: NatsServer) -> AsyncIterator[Client]:
-    broker = await connect(own_nats.url)
-    await declare(broker, replicas=1)
-    yield Client(broker)
-    await broker.close()
 
 
 @pytest.fixture

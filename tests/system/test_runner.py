@@ -6,17 +6,15 @@ A run is short of nothing but its runner here: the lease is a second, the model 
 import asyncio
 import random
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.support.client import Client
-from tests.support.nats import connect
 from tests.support.processes import Process, Spawn
 from tests.support.waiting import eventually
 
 from turnstream import agents, subjects
-from turnstream.broker.declare import declare
 from turnstream.broker.pull import Pull
 from turnstream.broker.server import NatsServer
 from turnstream.session.events import ModelReplied, RunEnded, RunStarted, ToolReturned
@@ -50,14 +48,6 @@ def compute(seconds: float) -> str:
 
 odd = Agent(name="odd", model="demo", tools=[die, compute])
 """
-
-
-@pytest.fixture
-async def client(own_nats: NatsServer) -> AsyncIterator[Client]:
-    broker = await connect(own_nats.url)
-    await declare(broker, replicas=1)
-    yield Client(broker)
-    await broker.close()
 
 
 @pytest.fixture
