@@ -405,7 +405,10 @@ class TestWatchdog:
             await anext(reader.pull)
 
     async def test_a_fault_that_nobody_foresaw_does_not_end_it(self, bed: Bed, monkeypatch: pytest.MonkeyPatch):
-        async def fail(*_: object) -> None:
+        failed: list[object] = []
+
+        async def fail(*said: object) -> None:
+            failed.append(said)
             monkeypatch.undo()
             raise ZeroDivisionError
 
@@ -413,6 +416,7 @@ class TestWatchdog:
         reader = Reader(bed.pull())
         await bed.publish(1)
         await reader.until(1)
+        assert failed
         await reader.close()
 
 
