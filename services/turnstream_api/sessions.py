@@ -1,7 +1,7 @@
 """Sessions: open, list, look at, change; their events and their history."""
 
 from contextlib import suppress
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -169,6 +169,12 @@ async def get_session(api: Api, caller: Caller, request: GetSession) -> Answer:
     return Answer(body=body, seq=found.seq)
 
 
+STORED: Final = Meta(
+    description="An event as it is stored, a CloudEvents record, with its sequence.",
+    extra_json_schema={"type": "object", "required": ["seq", "id", "type", "source", "data"]},
+)
+
+
 class ReadEvents(Request, frozen=True, kw_only=True):
     """`after`: the last sequence that the caller has seen (0 or -1: none). `types`: event types, separated by
     commas."""
@@ -184,7 +190,7 @@ class EventPage(msgspec.Struct, frozen=True, kw_only=True):
     """Stored events, oldest first. `seq` is the last sequence that was looked at: the next page's `after`. `more`:
     there was more to read."""
 
-    events: list[msgspec.Raw]
+    events: list[Annotated[msgspec.Raw, STORED]]
     seq: int
     more: bool
 

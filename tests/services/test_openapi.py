@@ -123,6 +123,12 @@ def test_every_operation_is_described_once() -> None:
         assert set(operation.in_path) | operation.in_query | operation.in_body == set(operation.fields)
 
 
+def test_a_page_of_events_is_one_of_events_as_they_are_stored() -> None:
+    for described in (openapi(), asyncapi()):
+        page = json.loads(described)["components"]["schemas"]["EventPage"]
+        assert {"seq", "id", "type", "source", "data"} <= set(page["properties"]["events"]["items"]["required"])
+
+
 def test_every_code_has_one_status() -> None:
     assert set(STATUS) == set(CODES) and len(CODES) == len(set(CODES))
 
