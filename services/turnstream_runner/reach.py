@@ -142,8 +142,8 @@ class Reach:
             text = data.decode()
         try:
             return json.loads(text) if finished.json else text
-        except RecursionError:
-            raise Unfit(f"what node {finished.path} gave is too deep") from None
+        except (ValueError, RecursionError):
+            raise Unfit(f"what node {finished.path} gave cannot be read as JSON") from None
 
     async def _bytes(self, blob: Blob) -> bytes | None:
         try:

@@ -12,6 +12,7 @@ from turnstream.agents import Agent, builtin
 from turnstream.session.commands import AnswerRequest
 from turnstream.session.events import NodeFinished, NodeStarted, PolicyData, RunEnded, RunWaiting
 from turnstream_runner.models.demo import DemoModel
+from turnstream_runner.tools import function
 
 TOOLS = builtin.TOOLS
 
@@ -249,6 +250,12 @@ async def test_a_large_value_that_is_lost_fails_whoever_needs_it() -> None:
     assert await line.drive(work=2).outcome() is Outcome.DONE
     (ended,) = [fact for fact in await line.facts() if isinstance(fact, RunEnded)]
     assert ended.note == "node b failed: what node a gave is lost"
+
+
+async def test_a_value_that_is_no_json_after_all_fails_whoever_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(function, "_written", lambda value: ("no JSON", True))
+    line = world("q -> a", "a -> b", "b -> done", a=tool("add", a=1, b=2), b=llm("echo {{ input }}"))
+    assert (await run(line)).note == "node b failed: what node a gave cannot be read as JSON"
 
 
 async def test_a_tool_node_whose_tool_needs_an_approval_waits_for_it() -> None:

@@ -336,3 +336,18 @@ async def test_a_node_calls_a_server_s_tool_once_a_person_has_approved_it(stage:
     assert [(ask.kind, ask.path) for ask in (await stage.waiting()).requests] == [("approval", "sums")]
     await stage.approve()
     assert (await stage.end()).content == "42"
+
+
+@pytest.mark.parametrize("said", ["", "one", "one two"])
+async def test_a_map_goes_through_the_list_that_a_server_gives(stage: Stage, servers: Servers, said: str) -> None:
+    each = {"nodes": {"e": {"type": "input"}, "x": {"type": "output"}}, "edges": ["e -> x"]}
+    nodes = {
+        "q": {"type": "input"},
+        "split": {"type": "mcp", "server": "srv", "tool": "words", "arguments": {"text": "{{ input[1:] }}"}},
+        "each": {"type": "map", "graph": each},
+        "o": {"type": "output"},
+    }
+    graph = {"nodes": nodes, "edges": ["q -> split", "split -> each", "each -> o"]}
+    await stage.actor(servers=servers, mcp={"srv": process().model_dump()}, graph=graph, limits={})
+    await stage.say(f"!{said}")
+    assert json.loads((await stage.end()).content) == said.split()

@@ -78,7 +78,7 @@ async def test_what_is_larger_than_may_be_ends_the_process_that_says_it(servers:
 
 
 async def test_a_process_has_of_the_environment_what_its_definition_says(servers: Servers) -> None:
-    has = (await called(servers, at(process()), "environment", {})).split("\n")
+    has = json.loads(await called(servers, at(process()), "environment", {}))
     assert {"PATH", "NOTES", "SECRET"} <= set(has)
     assert "KEY" not in has
 

@@ -149,6 +149,13 @@ def texts(*some: str) -> list[Any]:
         (texts('{\n  "a": 1\n}'), {"a": 1}, '{\n  "a": 1\n}', True),
         (texts("found one"), {"a": 1}, 'found one\n{"a":1}', False),
         ([], {"a": [1, None]}, '{"a":[1,null]}', True),
+        ([], {"result": []}, "[]", True),
+        (texts("one"), {"result": ["one"]}, '["one"]', True),
+        (texts("one", "two"), {"result": ["one", "two"]}, '["one","two"]', True),
+        (texts("3"), {"result": [3]}, "[3]", True),
+        (texts('{"a": 1}', "null"), {"result": [{"a": 1}, None]}, '[{"a":1},null]', True),
+        (texts('["one", "two"]'), {"result": ["one", "two"]}, '["one", "two"]', True),
+        (texts("found two"), {"result": ["one", "two"]}, 'found two\n{"result":["one","two"]}', False),
         (
             [types.AudioContent(type="audio", data="QUJD", mime_type="audio/wav")],
             None,

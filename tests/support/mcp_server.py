@@ -40,6 +40,12 @@ def split(text: str) -> dict[str, Any]:
     return {"words": text.split(), "size": len(text)}
 
 
+@server.tool()
+def words(text: str) -> list[str]:
+    """The same, as a list."""
+    return text.split()
+
+
 @server.tool(structured_output=False)
 def gallery() -> list[Any]:
     """A text, an image and a link."""

@@ -1,12 +1,13 @@
 """What a tool of a server returned, as the text that the model sees.
 
 Texts are shown as they are, one below the other; what cannot be shown as text is named, never dumped. Structured
-content is shown as JSON, unless the texts say the same already, as the protocol wants them to.
+content is shown as JSON, unless the text says the same already, as the protocol wants it to. A list is a list, also
+where there is a text for each of its elements.
 """
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turnstream_runner.tools.output import printed
 
@@ -23,12 +24,16 @@ class Shown(NamedTuple):
 
 def shown(result: "CallToolResult") -> Shown:
     """Raises `ValueError` for more than a result may have."""
-    parts = [_part(block) for block in result.content]
-    structured = result.structured_content
-    if structured is not None and not _is_said(structured, [block.text for block in result.content if _is_text(block)]):
+    content, structured = result.content, result.structured_content
+    texts = [block.text for block in content if _is_text(block)]
+    value = _bare(structured)
+    if isinstance(value, list) and value in (texts, _read(texts)):
+        content, texts, structured = [block for block in content if not _is_text(block)], [], value
+    parts = [_part(block) for block in content]
+    if structured is not None and not (texts == [value] or _read(texts) in ([structured], [value])):
         parts.append(printed(structured))
     text = printed("\n".join(part for part in parts if part))
-    return Shown(text, len(parts) == 1 and structured is not None and not isinstance(_bare(structured), str))
+    return Shown(text, len(parts) == 1 and structured is not None and not isinstance(value, str))
 
 
 def _bare(structured: object) -> object:
@@ -63,13 +68,9 @@ def _bytes(encoded: str) -> int:
     return len(encoded) * 3 // 4 - encoded[-2:].count("=")
 
 
-def _is_said(structured: object, texts: Sequence[str]) -> bool:
-    """Whether the texts are the structured content itself."""
-    wrapped = _bare(structured)
-    if list(texts) == [wrapped] or list(texts) == wrapped:
-        return True
+def _read(texts: Sequence[str]) -> list[Any] | None:
+    """What the texts say in JSON."""
     try:
-        read = [json.loads(text) for text in texts]
+        return [json.loads(text) for text in texts]
     except (ValueError, RecursionError):
-        return False
-    return read == wrapped or (len(read) == 1 and read[0] in (structured, wrapped))
+        return None
