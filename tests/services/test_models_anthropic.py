@@ -283,9 +283,20 @@ async def test_whoever_speaks_right_behind_a_result_ends_no_turn() -> None:
         first = await reply_of(provider.base_url, request(UserMessage("?"), tools=(TOOL,), params=effort))
         for opaque, thinks in (((first.opaque,), True), ((b"",), False), ((), False)):
             asking = goes_on(first, opaque, params=effort)
-            spoken = (*asking.messages, UserMessage("In short."))
-            await reply_of(provider.base_url, request(*spoken, opaque=opaque, tools=(TOOL,), params=effort))
-            assert ("thinking" in provider.seen[-1].body) is thinks
+            for said in (("In short.",), ("In short.", "Please.")):
+                spoken = (*asking.messages, *map(UserMessage, said))
+                await reply_of(provider.base_url, request(*spoken, opaque=opaque, tools=(TOOL,), params=effort))
+                assert ("thinking" in provider.seen[-1].body) is thinks
+
+
+async def test_an_answer_that_is_not_sent_ends_no_turn() -> None:
+    """A blank one, behind a result: what is said next is in one message with it."""
+    effort = {"reasoning_effort": "low"}
+    async with peer(says(interleaved, "tool_calls")) as provider:
+        first = await reply_of(provider.base_url, request(UserMessage("?"), tools=(TOOL,), params=effort))
+        messages = (*goes_on(first, ()).messages, AssistantMessage(" \n"), UserMessage("Well?"))
+        await reply_of(provider.base_url, request(*messages, tools=(TOOL,), params=effort))
+        assert "thinking" not in provider.seen[-1].body
 
 
 async def test_a_turn_that_thought_once_goes_on_thinking() -> None:

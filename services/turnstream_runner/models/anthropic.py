@@ -10,7 +10,6 @@ How much a model reasons is said to new ones as an effort. To older ones it is a
 
 import os
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import ClassVar, Final
 
 from anthropic import AsyncAnthropic, Timeout
@@ -111,17 +110,23 @@ class AnthropicMessages(Wire):
 
 
 def _open_turn(request: ModelRequest) -> Iterator[bytes]:
-    """The opaque items of the replies that the last results of tools go back to, the last one first. Who speaks right
+    """The opaque items of the replies that the last results of tools go back to, the last one first. Whoever speaks
     behind a result is in one message with it, and ends no turn."""
     items = iter(reversed(request.opaque))
-    for message, before in pairwise((*reversed(request.messages), None)):
+    is_prompt = False
+    for message in reversed(request.messages):
         match message:
-            case AssistantMessage():
-                yield next(items, b"")
-            case UserMessage() if not isinstance(before, ToolMessage):
-                return
-            case _:
-                pass
+            case UserMessage():
+                is_prompt = True
+            case ToolMessage():
+                is_prompt = False
+            case AssistantMessage(text=text, tool_calls=calls):
+                item = next(items, b"")
+                if not (calls or text.strip()):  # nothing of it is sent
+                    continue
+                if is_prompt:
+                    return
+                yield item
 
 
 def _budget(effort: str, most: int | None) -> int:
