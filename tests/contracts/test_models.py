@@ -320,9 +320,10 @@ async def test_what_is_retried_and_by_whom(wire: type[Spoken], status: str, kind
     assert error.message == f"the provider answered {status.split()[0]}: because of ***"
 
 
-async def test_a_provider_says_how_long_to_wait(wire: type[Spoken]) -> None:
+@pytest.mark.parametrize(("status", "kind"), [("429 Too Many", "rate_limit_error"), ("503 Down", "api_error")])
+async def test_a_provider_says_how_long_to_wait(wire: type[Spoken], status: str, kind: str) -> None:
     async def limits(exchange: Exchange) -> None:
-        await exchange.status("429 Too Many", wire.error("slow down", kind="rate_limit_error"), retry_after="61")
+        await exchange.status(status, wire.error("slow down", kind=kind), retry_after="61")
 
     async with peer(limits) as provider:
         error, _ = await failed(wire, provider.base_url, tries=3)
@@ -363,8 +364,8 @@ async def test_a_prompt_that_is_too_long(wire: type[Spoken]) -> None:
         assert (error.code, error.retryable) == ("context_overflow", False), message
 
 
-async def half(spoken: Spoken, then: Callable[[], Awaitable[object]]) -> None:
-    """A text, and then something else in the middle of it."""
+async def half(spoken: Spoken, then: Callable[[], Awaitable[object]], *, asks: bool = False) -> None:
+    """A text, or a call of a tool, and then something else in the middle of it."""
 
     class Cut(Exception):
         pass
@@ -381,7 +382,7 @@ async def half(spoken: Spoken, then: Callable[[], Awaitable[object]]) -> None:
     await spoken.begin()
     spoken.exchange.chunk = counted
     try:
-        await spoken.say("half of ")
+        await (spoken.ask("call_a", "weather", '{"city": "half of ', 'it"}') if asks else spoken.say("half of "))
     except Cut:
         spoken.exchange.chunk = chunk
         await then()
@@ -432,6 +433,15 @@ async def test_a_stream_that_breaks_is_no_answer(wire: type[Spoken], how: str) -
     assert text_of(items) == "half of "
     assert (error.retryable, error.code) == (True, "model_error")
     assert "half of" not in error.message
+
+
+async def test_a_call_that_is_cut_off_is_no_call(wire: type[Spoken]) -> None:
+    async def cuts(spoken: Spoken) -> None:
+        await half(spoken, _nothing, asks=True)
+
+    async with peer(answers(wire, cuts)) as provider:
+        error, items = await failed(wire, provider.base_url, request(tools=(WEATHER,)))
+    assert (items, error.retryable) == ([], True)
 
 
 async def test_a_200_that_is_no_stream_is_no_answer(wire: type[Spoken]) -> None:
