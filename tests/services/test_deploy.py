@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
+from turnstream.agents import lookup
 from turnstream.settings import Settings
 from turnstream_cli.stack import SERVICES
+from turnstream_runner.models.registry import WIRES
 from turnstream_runner.runner import HANDOVER
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +35,13 @@ def test_what_compose_sets_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in COMPOSE["services"]["api"]["environment"].items():
         monkeypatch.setenv(name, re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value))
     assert Settings().database == "postgresql+asyncpg://turnstream:local-views@postgres/turnstream"
+
+
+def test_every_provider_in_the_image_can_be_given_a_key() -> None:
+    inside = set(re.findall(r"--extra (\w+)", DOCKERFILE)) & WIRES.keys()
+    keys = {lookup(f"{provider}:m", {}).api_key_env for provider in inside}
+    assert inside == WIRES.keys()
+    assert keys <= COMPOSE["services"]["runner"]["environment"].keys()
 
 
 @pytest.mark.parametrize("service", SERVICES)
