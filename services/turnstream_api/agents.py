@@ -225,7 +225,7 @@ def _defined(api: Api, name: str, what: str) -> Problem:
 def _faulty(name: str, error: AgentsError) -> Problem:
     faults = tuple([Wrong(path=fault.path, message=fault.message) for fault in error.faults])
     first = ": ".join(filter(None, (faults[0].path, faults[0].message)))
-    more = f", and {len(faults) - 1} more faults" if len(faults) > 1 else ""
+    more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
     detail = f"the definition of agent {name} does not do: {first}{more}"
     return Problem("invalid", detail, faults=faults, field="definition")
 

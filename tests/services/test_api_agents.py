@@ -17,6 +17,7 @@ from turnstream import subjects
 from turnstream.broker.connection import Broker
 from turnstream.session.events import Spec
 from turnstream.wire.agents import STREAM
+from turnstream_api import agents
 
 POET: dict[str, Any] = {"model": "demo", "instructions": "Answer in verse.", "tools": ["add"]}
 PROSE: dict[str, Any] = {"model": "demo", "instructions": "Answer in prose."}
@@ -158,6 +159,7 @@ async def test_everything_that_is_wrong_with_a_definition_is_said_with_its_path(
         found = {fault["path"]: fault["message"] for fault in answer.body["faults"]}
         assert found.keys() == expected.keys(), answer
         assert all(expected[path] in message for path, message in found.items()), answer
+        assert answer.body["detail"].endswith(f", and {len(expected) - 1} more") is (len(expected) > 1)
     assert await stored(api) == {}
 
 
@@ -181,6 +183,20 @@ async def test_a_saved_agent_starts_nothing_on_the_runner_and_has_none_of_its_ke
     await trusting.start()
     assert (await trusting.http.put("/v1/agents/sly/versions/v2", json=said)).status_code == 201
     await trusting.close()
+
+
+async def test_an_account_saves_no_more_agents_than_it_may(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "SAVED_MAX", 2)
+    for name in ("one", "two"):
+        await save(api, name, "v1")
+    put = {"url": "/v1/agents/three/versions/v1", "json": {"definition": POET}}
+    assert len((await api.http.get("/v1/agents")).json()["items"]) == 3  # with `default`; it knows of them now
+    refused = await api.http.put(**put)
+    assert (refused.status_code, refused.json()["code"], refused.json()["limit"]) == (413, "too_large", 2)
+    await save(api, "two", "v2", PROSE)
+    assert (await api.http.delete("/v1/agents/one")).status_code == 204
+    assert len((await api.http.get("/v1/agents")).json()["items"]) == 2
+    assert (await api.http.put(**put)).status_code == 201
 
 
 async def test_of_twenty_who_save_other_content_at_once_exactly_one_wins(api: Running) -> None:
