@@ -23,7 +23,7 @@ from turnstream_cli import tend
 from turnstream_cli.client import Connect, connected
 from turnstream_cli.exits import CommandError, Exit
 from turnstream_cli.place import Addresses, announced, held
-from turnstream_cli.serve import http_url, print_addresses, started, until_stopped, with_examples
+from turnstream_cli.serve import http_url, print_addresses, started, until_stopped
 from turnstream_cli.stack import broker, free_port, serving, stop_on_signals, together
 
 LEASE = 2.0
@@ -46,22 +46,24 @@ def demo(
     stay
         Stay up after the tour; default: if there is a terminal.
     """
+    from turnstream.agents.examples import EXAMPLES
+
     folder = data_dir or Path(tempfile.mkdtemp(prefix="turnstream-demo-"))
     # The tour shows the embedded default, whatever the environment says.
-    settings = with_examples(
-        started(
-            data_dir=folder,
-            nats_url="",
-            database_url="",
-            http_host="127.0.0.1",
-            http_port=port,
-            nats_port=nats_port,
-            inbox_on_busy="queue",
-            account="default",
-            default_model="demo",
-            lease=LEASE,
-            log_level="error",
-        )
+    settings = started(
+        data_dir=folder,
+        nats_url="",
+        database_url="",
+        http_host="127.0.0.1",
+        http_port=port,
+        nats_port=nats_port,
+        inbox_on_busy="queue",
+        account="default",
+        default_model="demo",
+        agents_dir=EXAMPLES,
+        modules=(),
+        lease=LEASE,
+        log_level="error",
     )
     ports = {name: _port(settings, name, how) for name, how in (("http_port", "--port"), ("nats_port", "--nats-port"))}
     settings = settings.model_copy(update={**ports, "policy": {"preset": "strict"}})
@@ -129,6 +131,8 @@ class _Runner:
             "NATS_URL": settings.nats_url,
             "LEASE": settings.lease,
             "DEFAULT_MODEL": settings.default_model,
+            "AGENTS_DIR": settings.agents_dir,
+            "MODULES": "",
             "LOG_LEVEL": settings.log_level,
         }
         self._environment = os.environ | {f"TURNSTREAM_{name}": str(value) for name, value in given.items()}

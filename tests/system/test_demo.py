@@ -16,6 +16,7 @@ pytestmark = pytest.mark.system
 async def test_the_demo_keeps_every_promise(spawn: Spawn, tmp_path: Path) -> None:
     # The embedded default, whatever the environment says.
     elsewhere = {"nats_url": "nats://127.0.0.1:9", "database_url": "postgresql://127.0.0.1:9/none", "lease": 60}
+    elsewhere |= {"agents_dir": tmp_path / "none", "modules": "not_there"}
     (tmp_path / "turnstream.toml").write_text('[policy]\nstarters = ["user:nobody"]\n')
     demo = spawn("demo", policy__preset="memory", policy__on_busy="reject", **elsewhere)
     assert await demo.ended(timeout=120) == 0, demo.log
@@ -50,7 +51,8 @@ async def test_a_demo_that_stays_says_what_its_commands_need(spawn: Spawn, tmp_p
     found = dict(re.findall(r"(TURNSTREAM_\w+)=(\S*)", line))
     given = {name.removeprefix("TURNSTREAM_").lower(): value for name, value in found.items()}
     (session,) = set(re.findall(r"tour-\w+", demo.log))
-    for command in (("fsck",), ("runs", "cancel", f"{session}.3")):
+    example = ("send", "graph", "count how many words", "--agent", "triage")
+    for command in (("fsck",), ("runs", "cancel", f"{session}.3"), example):
         done = spawn(*command, **given)
         assert await done.ended(timeout=30) == 0, done.log
     await spawn("runner", **given).until_logged("ready", timeout=30)
