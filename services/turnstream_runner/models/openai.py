@@ -1,8 +1,8 @@
 """OpenAI's two interfaces: Responses, which is the one that it recommends, and chat completions, which other servers
 speak as well.
 
-Responses are not stored with OpenAI: what a session says is erased with the session. So what its reasoning models want
-back within a run (their reasoning, encrypted) is sent along with each reply, and kept as the run's opaque items.
+OpenAI is asked not to store responses: what a session says is erased with the session. So what its reasoning models
+want back within a run (their reasoning, encrypted) comes with each reply, and is kept as the run's opaque items.
 """
 
 import os
