@@ -2,6 +2,7 @@
 
 from collections import deque
 
+from turnstream.session.paths import is_within
 from turnstream_api.frames import Frame
 
 
@@ -22,8 +23,13 @@ class Speech:
             self._size -= len(self.frames.popleft().data)
 
     def forget(self, path: str, step: int | None = None) -> None:
-        """The event that ends this step of the node, or (None) the node, holds its text."""
-        kept = [frame for frame in self.frames if frame.path != path or (step is not None and frame.step > step)]
+        """The event that ends this step of the node holds its text; one that ends the node (None), whatever was said
+        inside of it."""
+        kept = [frame for frame in self.frames if not _is_over(frame, path, step)]
         if len(kept) < len(self.frames):
             self.frames = deque(kept)
             self._size = sum(len(frame.data) for frame in kept)
+
+
+def _is_over(frame: Frame, path: str, step: int | None) -> bool:
+    return is_within(frame.path, path) if step is None else frame.path == path and frame.step <= step

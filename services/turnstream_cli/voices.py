@@ -6,6 +6,8 @@ The first that speaks is shown; what the others say is kept until it has come to
 from collections.abc import Iterator
 from typing import Any
 
+from turnstream.session.paths import around
+
 Step = tuple[int, float]
 """An attempt of a run, and a step of a node in it."""
 
@@ -24,16 +26,19 @@ class Voices:
         self._voices: dict[tuple[int, str], _Voice] = {}
         """By run and path; the first is shown."""
         self._ended: dict[tuple[int, str], Step] = {}
-        """The last step of each node that is stored."""
+        """The last step of each node that is stored; of those that have finished, any."""
         self._heard: dict[int, tuple[int, int]] = {}
         """By run: attempt and number of the last piece."""
 
     def hear(self, run: int, delta: dict[str, Any]) -> bool:
-        """False for what was heard before, or is stored, or is of an attempt that was given up."""
+        """False for what was heard before, is stored, is of an attempt that was given up, or from inside of a node that
+        has finished."""
         place = run, delta["path"]
         heard = int(delta["attempt"]), int(delta["index"])
         step = int(delta["attempt"]), int(delta["step"])
         if heard <= self._heard.get(run, (0, 0)) or step <= self._ended.get(place, (0, 0)):
+            return False
+        if any((run, node) in self._ended for node in around(delta["path"])):
             return False
         if heard[0] > self._heard.get(run, (0, 0))[0]:
             self._drop(run)
@@ -62,6 +67,7 @@ class Voices:
 
     def leave(self, run: int, path: str) -> None:
         """The node has finished: what is inside of it comes to no end of its own."""
+        self._ended.setdefault((run, path), (0, 0))
         self._drop(run, f"{path}[")
 
     def forget(self, run: int) -> None:

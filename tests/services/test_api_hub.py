@@ -247,11 +247,13 @@ async def test_who_joins_late_gets_what_each_node_is_saying_that_has_not_finishe
     session = await house.open()
     channel = house.hub.channel(session)
     await house.hub.hear(channel)
-    for index, (path, step) in enumerate([("a", 1), ("b", 1), ("c", 1), ("a", 2), ("b", 2)], 1):
+    said = [("a", 1), ("b", 1), ("c", 1), ("a", 2), ("b", 2), ("m[0].y", 1)]
+    for index, (path, step) in enumerate(said, 1):
         house.hear(Delta(1, 1, step, index, "text", f"{path}{step}", path))
     facts = (
         ModelReplied(run=1, attempt=1, step=1, node="a", path="a"),
         NodeFinished(run=1, attempt=1, node="b", path="b"),
+        NodeFinished(run=1, attempt=1, node="m", path="m"),
         NodeFinished(run=1, attempt=1, node="x", path="x"),
     )
     seq = session.seq
@@ -262,8 +264,8 @@ async def test_who_joins_late_gets_what_each_node_is_saying_that_has_not_finishe
     assert channel.join(late, seq)
     channel.catch_up(late)
     lines = (await late.take() or b"").split(b"\n")
-    said = [msgspec.json.decode(line[6:]) for line in lines if line.startswith(b"data: ")]
-    assert [(delta["path"], delta["step"], delta["index"]) for delta in said] == [("c", 1, 3), ("a", 2, 4)]
+    heard = [msgspec.json.decode(line[6:]) for line in lines if line.startswith(b"data: ")]
+    assert [(delta["path"], delta["step"], delta["index"]) for delta in heard] == [("c", 1, 3), ("a", 2, 4)]
 
 
 async def test_what_a_run_says_is_kept_within_bounds(house: House) -> None:

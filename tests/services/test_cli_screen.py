@@ -350,3 +350,13 @@ def test_who_speaks_inside_of_a_node_that_is_over_or_in_an_older_attempt_keeps_n
         delta(3, "old", path="b"),
     )
     assert text.splitlines() == ["◆ each[0].a: left", "◈ each → err: no  #7", "◆ b: kept", "◆ c: again"]
+
+
+def test_who_speaks_late_inside_of_a_node_that_is_over_is_not_heard() -> None:
+    text = shown(
+        delta(1, "left", path="each[0].a"),
+        finished(7, "each", error="no", port="err"),
+        delta(2, "late", path="each[1].a"),
+        delta(3, "kept", path="b"),
+    )
+    assert text.splitlines() == ["◆ each[0].a: left", "◈ each → err: no  #7", "◆ b: kept"]
