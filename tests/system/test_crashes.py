@@ -92,7 +92,6 @@ async def test_s18_s19_a27_a64_a72_killed_at_any_point_a_turn_ends_the_same_way(
     await ground.deployment.check()
 
 
-@pytest.mark.slow
 async def test_a47_s37_killed_at_any_point_a_run_that_delegates_ends_the_same_way_and_so_do_its_children(
     ground: Ground,
 ) -> None:

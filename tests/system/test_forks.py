@@ -231,7 +231,6 @@ async def test_a62_killed_at_any_append_a_fork_is_made_whole_by_the_next(ground:
     await ground.deployment.check()
 
 
-@pytest.mark.slow
 async def test_a62_an_api_that_is_killed_leaves_a_fork_that_another_answers_for(
     deployment: Deployment, session: str
 ) -> None:

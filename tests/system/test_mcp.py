@@ -120,7 +120,7 @@ def start(own_nats: NatsServer, spawn: Spawn, folder: Path, client: Client) -> C
     return begin
 
 
-@pytest.mark.parametrize("idempotent", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.parametrize("idempotent", [True, False])
 async def test_a_runner_killed_in_a_call_leaves_no_process_and_the_call_is_repeated_only_if_it_may_be(
     client: Client, start: Callable[..., Process], folder: Path, notes: Notes, idempotent: bool
 ) -> None:
@@ -141,7 +141,6 @@ async def test_a_runner_killed_in_a_call_leaves_no_process_and_the_call_is_repea
     assert notes.count("begun x") == 1 + idempotent
 
 
-@pytest.mark.slow
 async def test_a_server_that_hears_nothing_does_not_outlive_its_runner(
     client: Client, start: Callable[..., Process], folder: Path, notes: Notes
 ) -> None:

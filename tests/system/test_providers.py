@@ -119,9 +119,7 @@ async def test_a_conversation_goes_from_one_provider_to_the_next(spawn: Spawn) -
         assert KEY not in json.dumps(stored) + process.log
 
 
-@pytest.mark.parametrize(
-    "model", [pytest.param(name, marks=() if name == "anthropic" else pytest.mark.slow) for name in SPOKEN]
-)
+@pytest.mark.parametrize("model", SPOKEN)
 async def test_what_a_cancelled_answer_had_said_is_kept_and_its_provider_left(spawn: Spawn, model: str) -> None:
     async with peer(everybody) as provider, turnstream(spawn, provider) as (api, process):
         await opened(api, "talk", policy={"titles": "none"})
