@@ -108,6 +108,9 @@ def test_one_that_is_nothing_but_a_value_is_the_value(source: str, comes_to: obj
         ("{{ [" + "input," * 65 + "] }}", "line 1: 65 names in lists and objects, more than 64"),
         ("{{" + "(" * 3000 + "1" + ")" * 3000 + "}}", "too much inside one another"),
         ("{% if true %}" * 120 + "{% endif %}" * 120, "too much inside one another"),
+        ("a\n{{ '\\ud83d' }}", "line 2: has characters that no text has"),
+        ("{{ {'\\ude00': 1} }}", "line 1: has characters that no text has"),
+        ("{{ 1e999 }}", "line 1: inf is no number that JSON has"),
     ],
 )
 def test_a_template_that_is_none_says_why(source: str, message: str) -> None:
@@ -144,6 +147,9 @@ def test_a_template_is_not_long() -> None:
         ("{{ 1 // 0 }}", "ZeroDivisionError: "),
         ("{{ input.rows | sum(attribute='k') }}", "sum: a text is no number"),
         ("{% for x in input.n %}{% endfor %}", "'int' object is not iterable"),
+        ("{{ 1e308 * 10 }}", "inf is no number that JSON has"),
+        ("{{ {'a': [-1e308 * 10]} }}", "-inf is no number that JSON has"),
+        ("{{ ['nan' | float] | json }}", "nan is no number that JSON has"),
     ],
 )
 def test_what_cannot_be_said_says_why(source: str, message: str) -> None:

@@ -6,6 +6,7 @@ and objects. Loops are counted, whatever makes a text longer is measured before 
 clock.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, cast
@@ -144,6 +145,8 @@ def plain(value: object) -> object:
 def _plain(value: object) -> object:
     if isinstance(value, Undefined):
         str(value)  # says what is undefined
+    if isinstance(value, float) and not math.isfinite(value):
+        raise TypeError(f"{value} is no number that JSON has")
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if isinstance(value, Mapping):

@@ -13,6 +13,7 @@ from jinja2 import Template, TemplateSyntaxError, UndefinedError, meta, nodes
 from jinja2.runtime import Context
 
 from turnstream.agents.sandbox import ALLOWED, JOINED, METER, TURNS, Meter, Sandbox, Spent, plain
+from turnstream.agents.terms import not_json
 
 TEMPLATE_MAX: Final = 16 << 10
 """Characters of a template."""
@@ -111,6 +112,8 @@ def _check(tree: nodes.Template) -> None:
                 raise TemplateSyntaxError("that is not for templates", node.lineno)
             case nodes.Filter(dyn_args=nodes.Node()) | nodes.Filter(dyn_kwargs=nodes.Node()) | nodes.Filter(node=None):
                 raise TemplateSyntaxError("that is not for templates", node.lineno)
+            case nodes.Const() if fault := next(iter(not_json(cast(object, node.value))), None):
+                raise TemplateSyntaxError(fault[1], node.lineno)
             case nodes.For() | nodes.Assign():
                 bindings += 1
             case nodes.List() | nodes.Tuple() | nodes.Dict():
