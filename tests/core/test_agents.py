@@ -251,6 +251,19 @@ def test_every_fault_is_named_at_once_with_its_path(folder: Path) -> None:
     assert len(found) == 27
 
 
+def test_what_json_does_not_have_is_a_fault_where_it_is_read(folder: Path) -> None:
+    write(folder, a='model = "demo"\npolicy = {on_busy = 2026-12-01}')
+    half = {"model": "demo", "instructions": "\ud83d", "params": {"stop": ["\ude00"]}, "policy": {"\ud83d": 1}}
+    (folder / "b.json").write_text(json.dumps(half))
+    no_text = "input should be a valid string, unable to parse raw data as a unicode string"
+    assert faults(folder=folder) == [
+        "a.toml: policy.on_busy: a date is nothing that JSON has",
+        f"b.json: instructions: {no_text}",
+        f"b.json: params.stop.0: {no_text}",
+        r"b.json: policy: '\ud83d' is no key of an object: it has characters that no text has",
+    ]
+
+
 @pytest.mark.parametrize("timeout", ["inf", "nan", "0", "1e300", "true", '"5"'])
 def test_a_timeout_is_a_time(folder: Path, timeout: str) -> None:
     write(folder, a=f'model = "demo"\nlimits = {{timeout = {timeout}}}')

@@ -22,6 +22,7 @@ from turnstream.agents.terms import (
     COST_UNIT,
     Control,
     Definition,
+    JsonObject,
     Limits,
     Name,
     Params,
@@ -69,7 +70,7 @@ class Agent(Definition):
     graph: Annotated[WholeGraph | None, Field(validate_default=True)] = None
     approval: Mapping[str, Literal["always", "never"]] = {}
     approval_timeout: Seconds | None = None
-    policy: Mapping[str, object] = {}
+    policy: JsonObject = {}
     durable: bool = False
     limits: Limits = Limits()
     queue: Name = "default"

@@ -25,6 +25,9 @@ COST_UNIT: Final = 1_000_000
 """What a run's costs are counted in, parts of the currency."""
 TIMEOUT_MAX: Final = 366 * 86_400
 """Seconds."""
+TEXT_MAX: Final = 1 << 20
+"""Characters of a text. pydantic looks into a text only where something is to be measured, and one that is none (JSON
+can escape half a character) has to be found where it is read: it has no digest."""
 JSON_DEPTH: Final = 64
 """Levels of a JSON value in a definition."""
 Place = tuple[str | int, ...]
@@ -39,6 +42,7 @@ class Definition(BaseModel):
         frozen=True,
         strict=True,
         allow_inf_nan=False,
+        str_max_length=TEXT_MAX,
         serialize_by_alias=True,
     )
 
@@ -88,6 +92,8 @@ def not_json(value: object, place: Place = (), levels: int = JSON_DEPTH) -> Iter
         for key, inner in cast("Mapping[object, object]", value).items():
             if not isinstance(key, str):
                 yield place, f"{key!r} is no key of an object: it is not a text"
+            elif not _is_unicode(key):
+                yield place, f"{key!r} is no key of an object: it has characters that no text has"
             else:
                 yield from not_json(inner, (*place, key), levels - 1)
     elif isinstance(value, (list, tuple)):
