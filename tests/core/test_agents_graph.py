@@ -143,11 +143,18 @@ def test_edges_fit_the_nodes(edges: object, fault: str) -> None:
 
 
 def test_a_node_tells_a_model_only_what_its_api_has() -> None:
-    nodes = {"one": {"type": "llm", "params": {"seed": 1}}, "two": {"type": "llm", "model": "openai:gpt-5"}}
-    found = agent(line("i -> one", "one -> two", "two -> o", **nodes), model="anthropic:x", params={"stop": ["."]})
+    nodes: dict[str, Any] = {
+        "one": {"type": "llm", "params": {"seed": 1}},
+        "two": {"type": "llm", "model": "openai:gpt-5"},
+        "three": {"type": "guardrail", "check": "ok?", "model": "openai:gpt-5"},
+        "four": {"type": "guardrail", "rule": "true"},
+    }
+    edges = ("i -> one", "one -> two", "two -> three", "three.allow -> four", "four.allow -> o")
+    found = agent(line(*edges, **nodes), model="anthropic:x", params={"stop": ["."]})
     assert [str(fault) for fault in check("a", found, (), {}, ())] == [
         "a: graph.nodes.one.params: Anthropic's Messages API has no seed, through which model 'anthropic:x' is asked",
         "a: graph.nodes.two.params: OpenAI's Responses API has no stop, through which model 'openai:gpt-5' is asked",
+        "a: graph.nodes.three.params: OpenAI's Responses API has no stop, through which model 'openai:gpt-5' is asked",
     ]
 
 
@@ -212,6 +219,7 @@ PLAIN: dict[str, dict[str, Any]] = {
         ("tool", {"arguments": {"a": [{"b": "{{"}], "c": "{% if %}"}}, "x.arguments.a.0.b: is no template"),
         ("tool", {"arguments": {"a": [{"b": "{{"}], "c": "{% if %}"}}, "x.arguments.c: is no template"),
         ("tool", {"arguments": {"a": float("inf")}}, "x.arguments.a: inf is no number that JSON has"),
+        ("tool", {"arguments": {"\ud800": 1}}, "x.arguments: '\\ud800' is no key of an object"),
         ("tool", {"arguments": "{{ input }}"}, "x.arguments: is not an object"),
         ("tool", {"tool": None}, "x.tool: input should be a valid string"),
         ("mcp", {"server": "space"}, "x.server: unknown server 'space'; the agent has time"),
@@ -236,6 +244,8 @@ PLAIN: dict[str, dict[str, Any]] = {
         ("guardrail", {"rule": "1 +"}, "x.rule: is no expression"),
         ("human", {"choices": []}, "x.choices: value should have at least 1 item"),
         ("human", {"choices": ["a", "a"]}, "x.choices: named twice: a"),
+        ("human", {"choices": ["a", "b "]}, "x.choices.1: begins or ends with a blank"),
+        ("human", {"choices": [" "]}, "x.choices.0: begins or ends with a blank"),
         ("human", {"schema": {"type": "thing"}}, "x.schema: is no schema that can be used"),
         ("human", {"timeout": 0}, "x.timeout: input should be greater than 0"),
         ("human", {"on_timeout": "default", "timeout": 5}, "x.default: is missing"),
@@ -289,6 +299,28 @@ def test_every_fault_of_a_node_has_its_path(kind: str, fields: dict[str, Any], f
     edges = ["i -> o"] if kind in ("input", "output") else ["i -> x", f"{port} -> o"]
     everything = faults(line(*edges, x=node), mcp={"time": {"command": ["time"], "tools": ["now"]}})
     assert any(one.startswith(f"graph.nodes.{found}") for one in everything), everything
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        ("tool", "tool"),
+        ("mcp", "server"),
+        ("mcp", "tool"),
+        ("router", "rules"),
+        ("human", "prompt"),
+        ("agent", "agent"),
+        ("map", "graph"),
+        ("loop", "graph"),
+        ("loop", "until"),
+        ("loop", "max_iterations"),
+    ],
+)
+def test_what_a_node_cannot_do_without_has_to_be_said(kind: str, field: str) -> None:
+    node = {name: value for name, value in PLAIN[kind].items() if name != field}
+    port = "x.yes" if kind == "router" else "x"
+    found = faults(line("i -> x", f"{port} -> o", x=node), mcp={"time": {"command": ["time"]}})
+    assert f"graph.nodes.x.{field}: field required" in found
 
 
 def test_what_comes_before_can_be_named_also_from_inside() -> None:

@@ -47,8 +47,9 @@ def _models(agent: Agent, models: Mapping[str, ModelSettings]) -> Iterator[tuple
 def _params(agent: Agent, models: Mapping[str, ModelSettings]) -> Iterator[tuple[Place, str]]:
     asked: list[tuple[Place, str | None, Params]] = [((), agent.model, agent.params)]
     for place, node in agent.graph.walk() if agent.graph else ():
-        if isinstance(node, LlmNode) and (node.model or node.params):
-            asked.append((("graph", *place), node.model or agent.model, node.params or agent.params))
+        own = node.params if isinstance(node, LlmNode) else None
+        if asks_model(node) and (node.model or own):
+            asked.append((("graph", *place), node.model or agent.model, own or agent.params))
     for place, name, params in asked:
         with suppress(LookupError):  # told of above
             if name and (fault := unsaid(lookup(name, models), params.given())):

@@ -178,7 +178,9 @@ class HumanNode(_Node):
         elif self.default is not None:
             faults.append((("default",), 'goes with `on_timeout = "default"`'))
         for i, choice in enumerate(self.choices or ()):
-            if misfit := self._misfit(choice):
+            if choice != choice.strip():
+                faults.append((("choices", i), "begins or ends with a blank, and an answer does not"))
+            elif misfit := self._misfit(choice):
                 faults.append((("choices", i), f"is not an answer: {misfit}"))
         if faults:
             raise refusal(faults)
