@@ -125,6 +125,16 @@ async def test_a_deleted_version_is_back_once_the_same_is_saved_again_and_means_
     assert await current(shelf) is None
 
 
+async def test_a_version_that_is_back_names_the_very_agents_that_it_named(shelf: SavedAgents) -> None:
+    pins = {"ask": Pin(agent="other", version="v1", digest="d9")}
+    newer = {"ask": Pin(agent="other", version="v2", digest="d8")}
+    await shelf.put("acme", "poet", "v1", msgspec.structs.replace(saved("d1"), pins=pins))
+    await shelf.delete("acme", "poet", DELETED)
+    back, is_new = await shelf.put("acme", "poet", "v1", msgspec.structs.replace(saved("d1"), pins=newer))
+    assert is_new and back.saved.pins == pins
+    assert await shelf.get("acme", "poet", "v1") == back
+
+
 @pytest.mark.parametrize("junk", [b"", b"no json", b'{"digest": 1}'])
 async def test_what_a_hand_has_put_there_is_no_version(shelf: SavedAgents, broker: Broker, junk: bytes) -> None:
     await put(shelf, "v1", "d1")

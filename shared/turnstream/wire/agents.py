@@ -112,7 +112,8 @@ class SavedAgents:
         return found
 
     async def put(self, account: str, name: str, version: str, saved: Saved) -> tuple[Found, bool]:
-        """Stores a version. False: it was there before, and is not deleted. Raises `VersionConflict` too."""
+        """Stores a version. False: it was there before, and is not deleted. One that is back has the pins that it had.
+        Raises `VersionConflict` too."""
         expected = 0
         while True:
             if stored := await self._store(account, name, version, msgspec.json.encode(saved), expected):
@@ -125,6 +126,8 @@ class SavedAgents:
                 raise VersionConflict(there)
             if there and await self.mark(account, name) < there.seq:
                 return there, False
+            if there:
+                saved = msgspec.structs.replace(saved, pins=there.saved.pins)
             expected = last.seq if last else 0
 
     async def delete(self, account: str, name: str, deleted: Deleted) -> bool:
