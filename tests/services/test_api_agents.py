@@ -500,6 +500,19 @@ async def test_a_graph_pins_the_agents_that_it_names_when_it_is_saved(api: Runni
     assert echo["pins"] == {"ask": mine, "again": mine}
 
 
+async def test_the_same_again_changes_nothing_whatever_has_become_of_the_agents_that_it_names(api: Running) -> None:
+    await save(api, "poet", "v1")
+    team = await save(api, "team", "v1", {"graph": GRAPH})
+    assert (await api.http.delete("/v1/agents/poet")).status_code == 204
+    again = await api.http.put("/v1/agents/team/versions/v1", json={"definition": {"graph": GRAPH}})
+    assert (again.status_code, again.json()) == (200, team | {"created": False})
+    other = await api.http.put("/v1/agents/team/versions/v2", json={"definition": {"graph": GRAPH}})
+    assert other.status_code == 422, "it is a version of its own"
+    assert (await api.http.delete("/v1/agents/team")).status_code == 204
+    back = await api.http.put("/v1/agents/team/versions/v1", json={"definition": {"graph": GRAPH}})
+    assert back.status_code == 422, "what is deleted is judged anew"
+
+
 # -- what it costs ----------------------------------------------------------------------------------------------------
 
 

@@ -89,6 +89,17 @@ async def test_check_says_every_fault_with_file_and_path(tmp_path: Path) -> None
     assert [(row["where"], row["path"]) for row in rows] == [(f"{tmp_path}/bad.toml", path) for path in FAULTS]
 
 
+@pytest.mark.parametrize(
+    "rest",
+    ['tools = ["add", "no name"]\napproval = {add = "always"}', 'mcp = {time = {}}\napproval = {time__now = "never"}'],
+)
+async def test_what_goes_with_a_field_that_is_wrong_hides_no_other_fault(tmp_path: Path, rest: str) -> None:
+    write(tmp_path, bad_toml=f'model = "nope"\n{rest}')
+    found = await run("check", tmp_path)
+    assert found.lines[0] == "1 definition, 2 faults"
+    assert any("bad.toml: model: unknown model 'nope'" in line for line in found.lines)
+
+
 async def test_check_of_what_is_right_says_so(tmp_path: Path) -> None:
     write(tmp_path, poet_toml=POET)
     assert await run("check", tmp_path / "poet.toml") == (0, "1 definition, 0 faults\n", "")

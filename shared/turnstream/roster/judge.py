@@ -22,7 +22,8 @@ from turnstream.wire.agents import Pin
 async def judge(
     roster: Roster, account: str, name: str, version: str, definition: Mapping[str, object]
 ) -> tuple[Agent, dict[str, Pin]]:
-    """The agent, and the pins of its graph, by node. Raises `AgentsError` with every fault, `BrokerFault`."""
+    """The agent, and the pins of its graph, by node. What is saved already was judged then, whatever has become of what
+    it names. Raises `AgentsError` with every fault, `BrokerFault`."""
     where = agent_id(name, version)
     faults: list[Fault] = []
     if (said := definition.get("name", name)) != name:
@@ -31,6 +32,9 @@ async def judge(
     faults += wrong
     if agent is None:
         raise AgentsError(faults)
+    there = None if faults else await roster.find(account, where)
+    if there and there.saved and there.agent.digest == agent.digest:
+        return agent, dict(there.pins)
     pins = await _pins(roster, account, agent, version)
     known = {ref for node, ref in named_by(agent) if node in pins}
     faults += check(where, agent, roster.local.tools, roster.settings.models, known)
@@ -56,17 +60,19 @@ async def _pins(roster: Roster, account: str, agent: Agent, version: str) -> dic
 
 def _define(where: str, data: Mapping[str, object]) -> tuple[Agent | None, list[Fault]]:
     """The agent, and what is wrong with the definition in itself. Where something is, the agent is what the rest of it
-    says, if that says anything, so that its faults are found too."""
-    try:
-        return define(where, data), []
-    except AgentsError as error:
-        wrong = list(error.faults)
-    bad = {fault.path.partition(".")[0] for fault in wrong}
-    rest = {"model": DEMO} | {field: value for field, value in data.items() if field not in bad}
-    try:
-        return define(where, rest), wrong
-    except AgentsError:
-        return None, wrong
+    says, if that says anything, so that its faults are found too. What only goes with a field that is left out is left
+    out as well."""
+    wrong: list[Fault] = []
+    while True:
+        try:
+            return define(where, data), wrong
+        except AgentsError as error:
+            wrong = wrong or list(error.faults)
+            bad = {fault.path.partition(".")[0] for fault in error.faults}
+        rest = {"model": DEMO} | {field: value for field, value in data.items() if field not in bad}
+        if rest == data:
+            return None, wrong
+        data = rest
 
 
 def faults_in(files: Iterable[Path], settings: Settings) -> list[Fault]:
