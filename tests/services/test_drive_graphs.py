@@ -2,6 +2,7 @@
 log in memory. What comes next is in tests/core/test_graph.py.
 """
 
+import json
 from typing import Any
 
 import msgspec
@@ -10,8 +11,18 @@ from tests.support.driving import Outcome, World
 
 from turnstream.agents import Agent, builtin
 from turnstream.session.commands import AnswerRequest
-from turnstream.session.events import NodeFinished, NodeStarted, PolicyData, RunEnded, RunWaiting
+from turnstream.session.events import (
+    ASK_USER,
+    DELEGATE,
+    UPDATE_PLAN,
+    NodeFinished,
+    NodeStarted,
+    PolicyData,
+    RunEnded,
+    RunWaiting,
+)
 from turnstream_runner.models.demo import DemoModel
+from turnstream_runner.roles import VERDICT
 from turnstream_runner.tools import function
 
 TOOLS = builtin.TOOLS
@@ -124,6 +135,31 @@ async def test_a_node_s_model_uses_tools() -> None:
     assert types.count("model.replied") == types.count("tool.returned") == 1
 
 
+async def test_what_a_node_does_not_say_is_the_agent_s() -> None:
+    own: dict[str, Any] = {"model": "other", "instructions": "be quick", "params": {"temperature": 1}}
+    own |= {"tools": ["add"], "control": {"plan": True}}
+    agent: dict[str, Any] = {"instructions": "be kind", "params": {"seed": 1}, "tools": ["sleep"]}
+    agent |= {"control": {"ask_user": True}}
+    await run(line := world("q -> a", "a -> b", "b -> done", agent=agent, a=llm("hi", **own), b=llm("hi")))
+    asked = line.models.requests
+    assert [(one.model, one.instructions, one.params) for one in asked] == [
+        ("other", "be quick", {"temperature": 1.0}),
+        ("demo", "be kind", {"seed": 1}),
+    ]
+    assert [[tool.name for tool in one.tools] for one in asked] == [[UPDATE_PLAN, "add"], [ASK_USER, "sleep"]]
+
+
+async def test_a_model_that_checks_knows_of_nothing_else() -> None:
+    guard = {"type": "guardrail", "check": "echo allow", "model": "judge"}
+    gate = world("q -> g", "g.allow -> done", agent={"instructions": "be kind"}, g=guard)
+    await run(gate)
+    await gate.post("second")
+    assert await gate.drive(work=2).outcome() is Outcome.DONE
+    for asked in gate.models.requests:
+        assert (asked.model, asked.instructions, asked.tools) == ("judge", VERDICT, ())
+        assert [message.text for message in asked.messages] == ["echo allow"]
+
+
 async def test_an_answer_has_to_fit_the_schema_of_its_node() -> None:
     schema = {"type": "object", "required": ["n"]}
     line = world("q -> a", "a -> done", a=llm('[say {"n":1}]', output=schema))
@@ -141,6 +177,18 @@ async def test_a_map_gives_what_its_elements_came_to_in_their_order() -> None:
     line = world("q -> m", "m -> done", m={"type": "map", "graph": EACH})
     assert (await run(line, '["a","b","c"]')).content == '["<a>","<b>","<c>"]'
     assert (await run(line, "[]", "s2")).content == "[]"
+
+
+async def test_what_is_inside_sees_what_came_before_around_it() -> None:
+    prompt = "echo {{ nodes.q }} {{ nodes.e }} {{ session.author }} {{ session.account }} {{ session.run }}"
+    inside = {**EACH, "nodes": {**EACH["nodes"], "x": llm(prompt)}}
+    line = world("q -> m", "m -> done", m={"type": "map", "graph": inside, "over": '["a", "b"]'})
+    assert (await run(line, "hi")).content == '["hi a user:ann acme s1.1","hi b user:ann acme s1.1"]'
+
+
+async def test_a_map_goes_through_so_many_elements_and_no_more() -> None:
+    line = world("q -> m", "m -> done", m={"type": "map", "graph": EACH})
+    assert (await run(line, str([1] * 1001))).note == "node m failed: 1001 elements, and 1000 are allowed"
 
 
 async def test_a_map_over_what_is_no_list_fails() -> None:
@@ -187,6 +235,35 @@ async def test_a_person_is_asked_and_the_answer_goes_on() -> None:
     assert await line.drive(work=2).outcome() is Outcome.DONE
     (ended,) = [fact for fact in await line.facts() if isinstance(fact, RunEnded)]
     assert ended.content == "it: yes"
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        ({}, (None, None, None)),
+        ({"timeout": 60}, (60_000, "fail", None)),
+        ({"timeout": 1.5, "on_timeout": "default", "default": 3}, (1500, "default", 3)),
+    ],
+)
+async def test_a_person_is_waited_for_as_long_as_was_said(fields: dict[str, Any], asked: tuple[object, ...]) -> None:
+    human = {"type": "human", "prompt": "How many?", "schema": {"type": "integer"}, **fields}
+    line = world("q -> h", "h -> done", h=human)
+    await line.post()
+    assert await line.drive().outcome() is Outcome.DONE
+    (waits,) = [fact for fact in await line.facts() if isinstance(fact, RunWaiting)]
+    (ask,) = waits.requests
+    assert ask.schema == {"type": "integer"}
+    assert (ask.expires_in, ask.on_expiry if fields else None, ask.default) == asked
+
+
+async def test_another_agent_is_asked_in_the_version_that_was_pinned() -> None:
+    other = {"type": "agent", "agent": "default", "prompt": "do {{ input }}", "output": {"type": "object"}}
+    line = world("q -> other", "other -> done", other=other)
+    await line.post("it")
+    await line.drive().outcome()
+    (call,) = [fact.call for fact in await line.facts() if isinstance(fact, NodeStarted) and fact.call]
+    order = {"brief": "do it", "agent": f"default@{line.spec.version}", "schema": {"type": "object"}}
+    assert (call.name, call.asks, json.loads(call.arguments)) == (DELEGATE, "child", order)
 
 
 @pytest.mark.parametrize(
