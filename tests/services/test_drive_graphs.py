@@ -167,6 +167,8 @@ async def test_an_answer_has_to_fit_the_schema_of_its_node() -> None:
     never = world("q -> a", "a -> done", a=llm("[say no]", output=schema))
     ended = await run(never)
     assert ended.note.startswith("node a failed: 3 answers did not fit the schema")
+    assert len(never.models.requests) == 3
+    assert all('{"type":"object","required":["n"]}' in asked.instructions for asked in never.models.requests)
 
 
 EACH = {"nodes": {"e": {"type": "input"}, "x": llm("echo <{{ input }}>"), "o": {"type": "output"}},
@@ -223,6 +225,13 @@ async def test_a_loop_goes_on_until_its_condition_holds() -> None:
     assert last.note == "the condition did not hold in 2 iterations: this is what the last one gave"
 
 
+async def test_a_loop_fails_with_its_iteration() -> None:
+    inside = {**AGAIN, "nodes": {**AGAIN["nodes"], "x": tool("add", a="{{ input }}", b=1)}}
+    loop = {"type": "loop", "graph": inside, "until": "true", "max_iterations": 2}
+    ended = await run(world("q -> l", "l -> done", l=loop), "no number")
+    assert ended.note.startswith("node l failed: iteration 1: node l[0].x: ")
+
+
 async def test_a_person_is_asked_and_the_answer_goes_on() -> None:
     human = {"type": "human", "prompt": "Ship {{ input }}?", "choices": ["yes", "no"]}
     line = world("q -> h", "h -> a", "a -> done", h=human, a=llm("echo {{ nodes.q }}: {{ input }}"))
@@ -271,6 +280,11 @@ async def test_another_agent_is_asked_in_the_version_that_was_pinned() -> None:
     [
         ("no output node was reached", ["q -> r", "r.loud -> done", "r.default -> a"], {"r": ROUTE, "a": llm()}),
         ("node a produced nothing", ["q -> a", "a -> done"], {"a": tool("repeat", text="x", times=0)}),
+        (
+            "node a produced nothing",
+            ["q -> a", "a -> r", "r.default -> g", "g.allow -> done"],
+            {"a": tool("repeat", text="x", times=0), "r": ROUTE, "g": {"type": "guardrail", "rule": "true"}},
+        ),
         ("node a hit the token limit; raise max_tokens", ["q -> a", "a -> done"], {"a": llm("[think x][cut 0]")}),
         ("node a failed: broken", ["q -> a", "a -> done"], {"a": tool("fail", message="broken")}),
     ],
@@ -278,6 +292,14 @@ async def test_another_agent_is_asked_in_the_version_that_was_pinned() -> None:
 async def test_an_empty_output_says_why(note: str, edges: list[str], nodes: dict[str, Any]) -> None:
     ended = await run(world(*edges, **nodes))
     assert (ended.status, ended.content, ended.note) == ("completed", "", note)
+
+
+async def test_a_node_keeps_what_its_model_thought_and_why_it_said_nothing() -> None:
+    line = world("q -> a", "a -> done", a=llm("[think hard][cut 0]"))
+    await run(line)
+    (last,) = [fact for fact in await line.facts() if isinstance(fact, NodeFinished) and fact.path == "a"]
+    assert (last.output, last.reasoning, last.finish) == ("", "hard", "length")
+    assert "raise max_tokens" in last.note
 
 
 async def test_a_graph_without_an_output_says_so() -> None:
@@ -345,6 +367,8 @@ async def test_a_tool_node_whose_tool_needs_an_approval_waits_for_it() -> None:
         await line.do(AnswerRequest(origin=line.origin(), run=1, approved=approved))
         assert await line.drive(work=2).outcome() is Outcome.DONE
         assert (await finished(line))["a"] == (port, "fine" if approved else "")
+        (ended,) = [fact for fact in await line.facts() if isinstance(fact, RunEnded)]
+        assert ended.content.startswith("fine" if approved else '{"error":"denied: ')
 
 
 async def test_arguments_that_are_too_much_for_an_event_fail_the_node() -> None:
