@@ -177,7 +177,7 @@ async def test_s05_a_message_exactly_while_a_run_ends_is_taken_or_refused(deploy
         one, two = deployment.apis if n % 2 else reversed(deployment.apis)
         mine = f"{session}-{n}"
         await opened(one, mine, policy=DERIVED)
-        await say(one, mine, f"[wait {100 + 3 * n}ms][say first]")
+        await say(one, mine, f"[wait {500 + 3 * n}ms][say first]")
         while (answer := await two.ask("post_message", session=mine, content="echo second")).status == 409:
             assert answer.body["code"] == "run_active" and answer.body["run"] == f"{mine}.1"
             refusals += 1
