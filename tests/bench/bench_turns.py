@@ -20,8 +20,10 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from tests.bench.figures import Figure, median, raw_rate
+from tests.support.nats import connect
 from tests.support.processes import Process, turnstream
 
+from turnstream.broker.connection import Broker
 from turnstream.broker.server import NatsServer
 
 IN_FLIGHT = 64
@@ -65,15 +67,15 @@ class Ends:
     def __init__(self) -> None:
         self.waiting: dict[str, asyncio.Future[None]] = {}
 
-    async def open(self, nc: Client) -> None:
-        async def take(message: Msg) -> None:
+    async def open(self, broker: Broker) -> None:
+        def take(message: Msg) -> None:
             if message.headers and message.headers.get("ts-type") == "run.ended":
                 future = self.waiting.pop(message.subject.rsplit(".", 1)[1], None)
                 if future and not future.done():
                     future.set_result(None)
 
-        await nc.subscribe("ts.feed.default.*", cb=take)
-        await nc.flush()
+        await broker.listen("ts.feed.default.*", take)
+        await broker.nc.flush()
 
     def of(self, session: str) -> asyncio.Future[None]:
         future = self.waiting[session] = asyncio.get_running_loop().create_future()
@@ -81,10 +83,13 @@ class Ends:
 
 
 class Running:
-    def __init__(self, process: Process, port: int, nc: Client) -> None:
+    """`nc`: nats-py's own client, for what is compared with; `broker`: whatever else there is to be said or heard."""
+
+    def __init__(self, process: Process, port: int, nc: Client, broker: Broker) -> None:
         self.process = process
         self.port = port
         self.nc = nc
+        self.broker = broker
 
     def cpu_seconds(self) -> float:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -108,11 +113,12 @@ async def everything(sync_interval: str | None = None) -> AsyncIterator[Running]
         try:
             line = await process.until_logged("http://", 60)
             port = int(line.split("http://", 1)[1].split("/")[0].split()[0].rsplit(":", 1)[1])
-            nc = await nats.connect(server.url)
+            nc, broker = await nats.connect(server.url), await connect(server.url)
             try:
-                yield Running(process, port, nc)
+                yield Running(process, port, nc, broker)
             finally:
                 await nc.close()
+                await broker.close()
         finally:
             process.clean_up()
             await server.stop()
@@ -162,7 +168,7 @@ async def turns(rounds: int = 3, sync_interval: str | None = None) -> dict[str, 
     """`turn_throughput` and `turn_latency`."""
     async with everything(sync_interval) as running:
         ends = Ends()
-        await ends.open(running.nc)
+        await ends.open(running.broker)
         await baseline(running.nc)
         await turns_rate(running, ends, 1, "warm")
         return {

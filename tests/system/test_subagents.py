@@ -124,12 +124,12 @@ async def test_s34_two_children_one_fails_and_the_parent_resumes_once_with_both(
     assert len(await of(one, session, "run.waiting")) == 1
     told = await told_once(one, session, 2)
     assert {end["status"] for end in told} == {"completed", "failed"}
+    shown = (await two.ask("get_run", run=run, after=ended["seq"])).body
     below = await tree(one, run)
     assert {name: (child["agent"], child["status"], child["parent"]) for name, child in below.items()} == {
         f"{session}--1-1.1": ("default", "completed", run),
         f"{session}--1-2.1": ("helper", "failed", run),
     }
-    shown = (await two.ask("get_run", run=run, after=ended["seq"])).body
     used = [child["usage"].get("input_tokens", 0) for child in below.values()]
     assert shown["usage"]["input_tokens"] > sum(used) > 0, "what the children have used is included"
     assert (shown["children"], shown["open_children"]) == (2, [])
@@ -374,7 +374,8 @@ async def test_a_detached_child_goes_on_behind_its_parents_end_and_is_told_of_la
     ended = await outcome(two, run)
     assert json.loads(ended["output"].removeprefix("delegate returned ")) == {"status": "running", "session": child}
     await reaches(one, f"{child}.1", "waiting")
-    (step,) = [step for step in (await one.ask("read_steps", run=run)).body["items"] if step["kind"] == "child"]
+    steps = (await one.ask("read_steps", run=run, after=ended["seq"])).body["items"]
+    (step,) = [step for step in steps if step["kind"] == "child"]
     assert step["status"] == "running"
     assert (await outcome(one, (await say(two, session, "echo next"))["run"]))["output"] == "next"
     assert (await two.ask("answer_run", run=f"{child}.1", answer="yes")).status == 202
