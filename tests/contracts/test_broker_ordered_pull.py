@@ -98,6 +98,28 @@ async def test_a_reader_that_comes_late_lingers_too_unless_there_is_plenty(bed: 
     await pull.close()
 
 
+async def test_a_reader_lingers_no_longer_than_something_comes(bed: Bed):
+    pull = ordered(bed, linger=5.0)
+    first = asyncio.ensure_future(anext(pull))
+    await eventually(lambda: consumers(bed))
+    await bed.publish(1)
+    assert len(await asyncio.wait_for(first, 3.0)) == 1, "a tenth of that is enough where nothing more comes"
+    await pull.close()
+
+
+async def test_a_reader_lingers_for_so_long_whatever_comes(bed: Bed):
+    pull = ordered(bed, linger=1.0)
+    first = asyncio.ensure_future(anext(pull))
+    await eventually(lambda: consumers(bed))
+    sent = 0
+    while not first.done() and sent < 400:
+        await bed.publish(sent)
+        sent += 1
+        await asyncio.sleep(0.01)
+    assert 1 < len(await first) <= sent < 400
+    await pull.close()
+
+
 async def test_waits_at_the_end_of_the_stream(bed: Bed):
     await bed.publish(1, 2, 3)
     reader = Reader(ordered(bed, after=3), ack=False)

@@ -203,8 +203,8 @@ async def test_the_traceparent_goes_into_the_event(api: Running) -> None:
         ({"content": "x", "expected_seq": "1"}, "expected_seq"),
     ],
 )
-async def test_what_does_not_fit_is_named(api: Running, body: dict[str, Any], field: str) -> None:
-    """Also A66: no roles, no history of the client's own."""
+async def test_a66_what_does_not_fit_is_named(api: Running, body: dict[str, Any], field: str) -> None:
+    """Roles and a history of the client's own among it."""
     await api.open("s1")
     answer = await api.post("/v1/sessions/s1/messages", body)
     assert answer.status_code == 422, answer.text

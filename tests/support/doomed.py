@@ -168,14 +168,14 @@ class Ground:
 
 
 @contextlib.contextmanager
-def ground(
+def laid_out(
     folder: Path,
     agents: Mapping[str, str],
     *services: str,
     environment: Mapping[str, str] | None = None,
     **settings: object,
 ) -> Iterator[Ground]:
-    """With these services, and these agents by the names of their files; `effects.py` has their tools."""
+    """A ground with these services, and these agents by the names of their files; `effects.py` has their tools."""
     (folder / "agents").mkdir()
     for name, text in agents.items():
         (folder / "agents" / name).write_text(text)
@@ -187,9 +187,11 @@ def ground(
     made = plan(folder, server, *services, environments=dict.fromkeys(services, shared), **said)
     own = {f"TURNSTREAM_{name.upper()}": str(value) for name, value in made[services[0]].settings.items()}
     runners = Runners(folder, own | shared)
-    yield Ground(made, runners)
-    runners.clean_up()
-    made.clean_up()
+    try:
+        yield Ground(made, runners)
+    finally:
+        runners.clean_up()
+        made.clean_up()
 
 
 async def in_turn(work: Callable[[int], Awaitable[T]], points: Iterable[int]) -> list[T]:

@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from tests.support.asking import events, insist, opened, types
-from tests.support.doomed import Ground, Told, in_turn
-from tests.support.doomed import ground as laid_out
+from tests.support.doomed import Ground, Told, in_turn, laid_out
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.system

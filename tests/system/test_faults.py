@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from nats.aio.msg import Msg
@@ -187,3 +188,27 @@ async def test_a56_an_answer_that_is_lost_is_had_by_asking_again(deployment: Dep
         "session.opened",
         *("message.posted", "run.started", "run.ended", "session.updated"),
     ]
+
+
+async def test_a76_a_caller_that_gives_up_leaves_a_run_that_ends_at_its_own_deadline(
+    deployment: Deployment, session: str
+) -> None:
+    """How long the caller waits is his affair; the deadline is the agent's, and everybody sees the run until then."""
+    one, two = deployment.apis
+    hasty = {"model": "demo", "limits": {"timeout": 5.0}}
+    assert (await one.ask("save_agent", name="hasty", version="v1", definition=hasty)).status == 201
+    await opened(one, session, agent="hasty")
+    async with httpx.AsyncClient(base_url=one.url, timeout=1.0, trust_env=False) as caller:
+        with pytest.raises(httpx.ReadTimeout):
+            await caller.post(f"/v1/sessions/{session}/messages?wait=60", json={"content": "[hang]"})
+    run = f"{session}.1"
+
+    async def at_work() -> bool:
+        return run in [one["id"] for one in (await two.ask("list_runs", status="running")).body["items"]]
+
+    await eventually(at_work, what="the run is in the list of those that are at work")
+    ended = await outcome(two, run)
+    assert (ended["status"], ended["error"]["code"]) == ("timed_out", "deadline_exceeded")
+    shown = (await two.ask("get_run", run=run, after=ended["seq"])).body
+    assert shown["deadline"] - shown["started_at"] == 5000
+    assert (await one.ask("get_session", session=session)).body["status"] == "idle"

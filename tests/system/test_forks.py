@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from tests.support.asking import NoAnswer, Speaker, events, insist, opened, outcome, say
 from tests.support.deployment import Deployment
-from tests.support.doomed import Ground, in_turn
-from tests.support.doomed import ground as laid_out
+from tests.support.doomed import Ground, in_turn, laid_out
 from tests.support.waiting import eventually
 from tests.system.test_cli import Home, home
 

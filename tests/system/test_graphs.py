@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from tests.support.asking import Speaker, events, insist
-from tests.support.doomed import Ground, Told, in_turn
-from tests.support.doomed import ground as laid_out
+from tests.support.doomed import Ground, Told, in_turn, laid_out
 from tests.support.nats import run_alone
 from tests.support.servers import Web
 from tests.support.waiting import eventually

@@ -97,7 +97,7 @@ async def test_s18_a_runner_killed_in_a_model_call_is_followed_by_another(
     assert owner(second, runners).running
 
 
-async def test_s20_a24_nothing_is_stored_of_a_runner_that_was_frozen_past_its_lease(
+async def test_s20_a12_a24_nothing_is_stored_of_a_runner_that_was_frozen_past_its_lease(
     client: Client, start: Callable[..., Process]
 ) -> None:
     runners = [start(), start()]

@@ -20,7 +20,7 @@ import msgspec
 from turnstream.agents.terms import not_json
 from turnstream.agents.weight import weight_of
 
-if TYPE_CHECKING:  # only who has an expression imports it: a tenth of a second goes to a command line it brings along
+if TYPE_CHECKING:  # imported for the first expression: it brings a command line along, which takes longer than the rest
     import cel
 
 EXPRESSION_MAX: Final = 1000

@@ -141,14 +141,14 @@ class Broker:
         if self.nc.is_connected:
             self.nc.mention(subject, payload)
 
+    async def subscribe(self, subject: str, callback: Callable[[Msg], Awaitable[None]]) -> Subscription:
+        """Calls back for each message, one after the other, until `unsubscribe()`; a reconnect may cost some."""
+        return await self.nc.subscribe(subject, cb=callback)  # pyright: ignore[reportUnknownMemberType]
+
     async def listen(self, subject: str, hear: Callable[[Msg], None]) -> Listening:
         """The same at once, as each message is read from the socket: `hear` has to be quick."""
         assert isinstance(self.nc, TenaciousClient)
         return await self.nc.listen(subject, hear)
-
-    async def subscribe(self, subject: str, callback: Callable[[Msg], Awaitable[None]]) -> Subscription:
-        """Calls back for each message, one after the other, until `unsubscribe()`; a reconnect may cost some."""
-        return await self.nc.subscribe(subject, cb=callback)  # pyright: ignore[reportUnknownMemberType]
 
     async def api(
         self, operation: str, body: Mapping[str, object] | None = None, timeout: float = REQUEST_TIMEOUT

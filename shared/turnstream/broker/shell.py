@@ -35,7 +35,7 @@ _CROWD: Final = 3
 was a tenth of a turn's CPU time where many run at once (2026-12, tests/bench/bench_turns.py)."""
 _UNSENT: Final = 64 * 1024
 """Bytes that the socket has not taken yet, above which it is waited for."""
-SOON: Final = 0.002
+_SOON: Final = 0.002
 """Seconds that what is in no hurry waits for something else to go to the socket with."""
 _GOODBYE: Final = 2.0
 """Seconds that closing waits for the server to take what is buffered."""
@@ -54,7 +54,9 @@ class TenaciousClient(Client):
         """What ends this turn of the loop, where something was said in it."""
         self._crowded = False
         self._soon: list[bytes] = []
+        """What is in no hurry."""
         self._timer: asyncio.TimerHandle | None = None
+        """What says it at the latest."""
 
     def mention(self, subject: str, payload: bytes) -> None:
         """Publishes in a moment, with whatever else is said by then: a system call less. A connection that is lost by
@@ -63,7 +65,7 @@ class TenaciousClient(Client):
         self.stats["out_bytes"] += len(payload)
         self._soon.append(f"PUB {subject} {len(payload)}\r\n".encode() + payload + b"\r\n")
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SOON, self._say_soon)
+            self._timer = asyncio.get_running_loop().call_later(_SOON, self._say_soon)
 
     async def listen(self, subject: str, hear: Callable[[Msg], None]) -> "Listening":
         """Calls back for each message as it is read, before anything else is done: `hear` has to be quick. A message
@@ -167,7 +169,7 @@ class TenaciousClient(Client):
 
     def _say_soon(self) -> None:
         self._timer = None
-        if self._soon and self.is_connected:
+        if self.is_connected:
             self._take_soon()
             self._give_or_wait()
 
